@@ -42,7 +42,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.context import RunContext
-from rstar_ray.evaluation.request_digest import brought_along
+from rstar_ray.evaluation.request_digest import plugin_digest
 from rstar_ray.learner_restart import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
@@ -91,7 +91,7 @@ class TrainingActors:
         self._group: Any = None
         self._executors: dict[str, Remote[SandboxExecutor]] = {}
         self.specs = tuple(tools)
-        self._plugin_digest = brought_along(config, self.specs)
+        self._plugin_digest = plugin_digest(config, self.specs)
         self._hosts: dict[str, Remote[ToolHostActor]] = {}
         self._balancer: Remote[BalancerService] | None = None
         self._learner: Learner | None = None

@@ -12,7 +12,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.data.problems import random_subset
 from rstar_ray.errors import ConfigError, RStarError, Stopped
-from rstar_ray.evaluation.request_digest import asked_by
+from rstar_ray.evaluation.request_digest import request_digest
 from rstar_ray.evaluation.results import ProblemResult, ResultLog
 from rstar_ray.progress_lines import Progress
 from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, rollout_requests, whole_groups
@@ -71,24 +71,24 @@ async def hard_set(problems: Sequence[Problem], config: RunConfig, context: RunC
 
     The rows that it was chosen by stay beside those of evaluations, for whoever wants to look at them.
     """
-    if (kept := kept_hard_set(problems, config, context.run_dir)) is not None:
+    if (kept := stored_hard_set(problems, config, context.run_dir)) is not None:
         context.run_dir.drop_turns(choice_folder(config.stage))
         return kept
-    looked_at = _looked_at(problems, config)
+    candidates = _candidates(problems, config)
     choice = _choice(config, context)
-    with ResultLog(context.run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as result_log:
+    with ResultLog(context.run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", candidates) as result_log:
         if taken := result_log.taken(f"{config.stage}: choosing the hard set"):
             log.info(taken)
         hard = await unsolved(result_log, config, context, choice=choice)
-    log.info(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
+    log.info(f"{config.stage}: {len(hard)} of {len(candidates)} problems are not solved in 8 of 8 rollouts")
     if not hard:
         raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
-    write_json(_kept_path(config, context.run_dir), [problem.id for problem in hard])
+    write_json(_hard_set_path(config, context.run_dir), [problem.id for problem in hard])
     context.run_dir.drop_turns(choice_folder(config.stage))
     return hard
 
 
-def _looked_at(problems: Sequence[Problem], config: RunConfig) -> Sequence[Problem]:
+def _candidates(problems: Sequence[Problem], config: RunConfig) -> Sequence[Problem]:
     """The `--data.num-filtered` problems that are rolled out, the same on every start and in every stage."""
     count = config.data.num_filtered
     if not config.data.train:  # generated in random order, with the families in turn
@@ -96,16 +96,16 @@ def _looked_at(problems: Sequence[Problem], config: RunConfig) -> Sequence[Probl
     return random_subset(problems, count, seed=config.seed, name="num_filtered")
 
 
-def kept_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDir) -> list[Problem] | None:
+def stored_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDir) -> list[Problem] | None:
     """Those of an earlier start's choice; None where there is none."""
-    path = _kept_path(config, run_dir)
+    path = _hard_set_path(config, run_dir)
     if not path.exists():
         return None
-    kept_ids = set(read_json(path))
-    return [problem for problem in problems if problem.id in kept_ids]
+    hard_ids = set(read_json(path))
+    return [problem for problem in problems if problem.id in hard_ids]
 
 
-def _kept_path(config: RunConfig, run_dir: RunDir) -> Path:
+def _hard_set_path(config: RunConfig, run_dir: RunDir) -> Path:
     return run_dir.path / f"{config.stage}-problems.json"
 
 
@@ -115,7 +115,7 @@ def _choice(config: RunConfig, context: RunContext) -> str:
     model = Path(config.model) if config.model and newest is None else None
     left_by = {config.stage: newest.path} if newest is not None else stage_ends(context.run_dir)
     policy = {stage: _contents(folder) for stage, folder in left_by.items()}
-    return asked_by(config, {**context.plugin_digest, "siblings": SIBLINGS, "policy": policy}, model)
+    return request_digest(config, {**context.plugin_digest, "siblings": SIBLINGS, "policy": policy}, model)
 
 
 def _contents(checkpoint: Path) -> str:

@@ -72,7 +72,7 @@ class Compared:
 
 
 def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
-    """Everything of one step. Raises `ConfigError` with the mend for what the directory has not."""
+    """Everything of one step. Raises `ConfigError` with a hint for what the directory lacks."""
     run_dir = RunDir(run)
     configs = _configs(run_dir)
     if stage not in configs or stage == "sft":

@@ -99,11 +99,11 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
 def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: AlgorithmConfig) -> str:
     """Why a run whose batches stay empty ends, and what can be done about it."""
     right, wrong = (f"{100 * share:.0f} %" for share in (metrics["frac_all_correct"], metrics["frac_all_wrong"]))
-    mend = "give harder problems (--drop-solved)"
+    hint = "give harder problems (--drop-solved)"
     if metrics["frac_all_wrong"] > metrics["frac_all_correct"]:
-        mend = "give easier problems or larger budgets (--rollout.max-response-tokens, --rollout.max-turns)"
+        hint = "give easier problems or larger budgets (--rollout.max-response-tokens, --rollout.max-turns)"
     return (
         f"{metrics.stage}: {empty_steps} steps in a row, to step {metrics.step}, had no group whose kept rewards "
-        f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {mend}, "
+        f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {hint}, "
         f"{LARGER_GROUPS[algorithm.resample]}"
     )

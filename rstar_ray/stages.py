@@ -213,7 +213,7 @@ def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
 async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress, Path | None]:
     """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left.
 
-    Returns the folder that it was brought from too; None for a policy from elsewhere, or none.
+    Returns the folder it was loaded from too; None for another policy, or none.
     """
     newest = await context.run_dir.newest_whole_checkpoint(config.stage)
     forget_evaluations(context.run_dir, config.stage, newest.step if newest else 0)

@@ -31,7 +31,7 @@ from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated
-from rstar_ray.hard_set import kept_hard_set
+from rstar_ray.hard_set import stored_hard_set
 from rstar_ray.reward.own_function import check_own_reward
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir, refuse_damaged_end
@@ -252,7 +252,7 @@ def _same_data(start: Start) -> None:
     for config in start.ahead:
         if config.stage in start.fitting:
             problems = start.fitting[config.stage]
-            kept = kept_hard_set(problems, config, start.run_dir) if config.drop_solved else None
+            kept = stored_hard_set(problems, config, start.run_dir) if config.drop_solved else None
             _check_data(start, config, digest_of_problems(problems if kept is None else kept))
         elif config.stage == "sft" and start.sft_plan is not None:
             train, _ = split(start.sft_plan.examples, config.seed)

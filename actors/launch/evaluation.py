@@ -16,7 +16,7 @@ from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import result_files, run_evaluation
-from rstar_ray.evaluation.request_digest import brought_along, digest_of
+from rstar_ray.evaluation.request_digest import digest_of, plugin_digest
 from rstar_ray.logs import log_to
 from rstar_ray.run_dir.lock import written_alone
 
@@ -30,8 +30,8 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         start = Start(asked=parse([recipe], sys.argv[1:] if argv is None else argv))
         check(start, Phase.MACHINE, Phase.FILES, Phase.RUN_DIR)
         (config,) = start.configs
-        brought = brought_along(config, start.tools)
-        files = result_files(config, start.sets, start.run_dir, brought, step=0, model=start.model)
+        plugins = plugin_digest(config, start.tools)
+        files = result_files(config, start.sets, start.run_dir, plugins, step=0, model=start.model)
         with ExitStack() as alone:  # in this directory a run may train meanwhile, and others may be evaluated
             for file in files.values():
                 alone.enter_context(written_alone(file, by="another evaluation that asks the same"))

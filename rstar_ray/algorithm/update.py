@@ -43,6 +43,6 @@ class UpdateResult:
     reason: str  # why it was not applied, or not all of it
     step: int  # optimizer steps applied so far
     metrics: Mapping[str, float]  # by the names of rstar_ray/telemetry/registry.py
-    bad_updates: int = 0  # not finite, in a row, the newest included; most of a call's several updates
+    bad_updates: int = 0  # the newest ones that were not finite, in a row
     refused: tuple[int, ...] = ()  # those not applied, of a call's several updates by number; the others were
     left_out: tuple[LeftOut, ...] = ()  # of the rows handed in

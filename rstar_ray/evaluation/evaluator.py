@@ -15,7 +15,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.figures import EvaluationResult, evaluate
-from rstar_ray.evaluation.request_digest import asked_by
+from rstar_ray.evaluation.request_digest import request_digest
 from rstar_ray.evaluation.results import ResultLog
 from rstar_ray.progress_lines import Progress
 from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, rollout_requests, whole_groups
@@ -47,7 +47,7 @@ async def run_evaluation(
     `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
     same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
     """
-    asked = asked_by(config, context.plugin_digest, model)
+    asked = request_digest(config, context.plugin_digest, model)
     files = _files(config, sets, context.run_dir, asked, step=step, model=model)
     logs: dict[str, ResultLog] = {}
     requests: list[RolloutRequest] = []
@@ -86,13 +86,13 @@ def result_files(
     config: RunConfig,
     sets: Collection[str],
     run_dir: RunDir,
-    brought: Mapping[str, object],
+    plugins: Mapping[str, object],
     *,
     step: int,
     model: Path | None = None,
 ) -> dict[str, Path]:
     """Where an evaluation of these sets keeps its rows, by set: a file is of one policy, asked in one way."""
-    return _files(config, sets, run_dir, asked_by(config, brought, model), step=step, model=model)
+    return _files(config, sets, run_dir, request_digest(config, plugins, model), step=step, model=model)
 
 
 def _files(
@@ -198,5 +198,5 @@ def _log_unjudged(result_log: ResultLog, result: EvaluationResult) -> None:
     of = f"{result.num_unjudged} of {result.num_problems * result.k} answers"
     said = f"{of} of {result.problem_set} could not be judged, such as of problem {first.problem_id!r}: {reason}"
     if result.num_unjudged > MOST_UNJUDGED * result.num_problems * result.k:
-        raise RStarError(f"evaluation: {said}; mend the reward, delete {result_log.path}, and evaluate again")
+        raise RStarError(f"evaluation: {said}. Hint: fix the reward, delete {result_log.path}, and evaluate again")
     log.info(f"{said}; they count as not right")

@@ -1,6 +1,6 @@
-"""How an evaluation asks, in a few digits: rows of another way of asking are none of its own.
+"""A digest of everything that the rollouts of an evaluation depend on: rows under another digest are not reused.
 
-By contents, where a setting names a file: a template or a function that was edited asks otherwise under the same name.
+A setting that names a file counts by the file's contents: an edited template or function gives another digest.
 """
 
 import hashlib
@@ -16,21 +16,21 @@ from rstar_ray.evaluation.own_code_digest import own_code
 from rstar_ray.tools.spec import ToolSpec
 
 
-def asked_by(config: RunConfig, brought: Mapping[str, object], model: Path | None) -> str:
-    """Of all that may make a difference to the rollouts of a problem, and to what they are worth.
+def request_digest(config: RunConfig, plugins: Mapping[str, object], model: Path | None) -> str:
+    """Of all that may change the rollouts of a problem, or their rewards.
 
-    `brought` as below; `model` is a folder whose policy is not of the run.
+    `plugins` is what `plugin_digest` returned; `model` is a folder whose policy is not of the run.
     """
     alike = may_change(config) | same_answers(config)
     asked: dict[str, object] = {name: value for name, value in leaves(config).items() if name not in alike}
     asked["weights"] = None if model is None else [str(model.absolute()), *_weights(model)]
-    return digest_of({**asked, **brought})
+    return digest_of({**asked, **plugins})
 
 
-def brought_along(config: RunConfig, tools: Sequence[ToolSpec]) -> dict[str, object]:
-    """What lies behind the names that settings have: own code, tools as the policy is told of them, the template.
+def plugin_digest(config: RunConfig, tools: Sequence[ToolSpec]) -> dict[str, object]:
+    """Contents behind the names in the settings: custom code, tool specifications, chat template.
 
-    To be taken when a command starts, for that is when they are read.
+    Taken when a command starts, because they are read then. The keys are part of the digests of earlier runs.
     """
     chat = with_protocol(config.chat)
     named = (*own_rewards(config.reward), config.tools.environment, *config.tools.use)

@@ -11,7 +11,7 @@ from typing import Any
 from rstar_ray.errors import ConfigError
 
 DAMAGED = "bring it back from a copy, or name another run directory"
-"""The mend of a file that was whole when it was written."""
+"""The hint for a file that was whole when it was written."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """On a disk, or in what an account may write to it."""
 
@@ -19,8 +19,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def unwritable(path: Path, refused: OSError) -> ConfigError:
     """What a run's beginning is refused with where the operating system does not let `path` be written."""
     full = refused.errno in NO_ROOM
-    mend = "make room, and the same command goes on" if full else "name a directory that can be written"
-    return ConfigError("--run-dir", f"{path}: {refused.strerror or refused}", mend)
+    hint = "make room, and the same command goes on" if full else "name a directory that can be written"
+    return ConfigError("--run-dir", f"{path}: {refused.strerror or refused}", hint)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

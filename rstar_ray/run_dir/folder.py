@@ -341,11 +341,11 @@ class RunDir:
         if differ:
             found = [said for _, said in differ]
             more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-            mend = "give the same settings to go on with it, or name a new directory"
+            hint = "give the same settings to go on with it, or name a new directory"
             if {other for other, _ in differ} == {stage}:
-                mend += f"; to throw {stage} away: python -m rstar_ray.run_dir forget {self.path} --stage {stage}"
+                hint += f"; to throw {stage} away: python -m rstar_ray.run_dir forget {self.path} --stage {stage}"
             problem = f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})"
-            raise ConfigError("--run-dir", problem, mend)
+            raise ConfigError("--run-dir", problem, hint)
         if stage not in stages:
             try:
                 write_json(self.config_path, {**stages, stage: config})
@@ -400,8 +400,8 @@ def refuse_damaged_end(end: Checkpoint) -> None:
     `damage`."""
     if wrong := damage(end.path):
         mark = end.path.parents[1] / "finished" / f"{end.stage}.json"
-        mend = f"bring it back from a copy, or delete {mark}, and the stage's rest is trained again"
-        raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", mend)
+        hint = f"bring it back from a copy, or delete {mark}, and the stage's rest is trained again"
+        raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", hint)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

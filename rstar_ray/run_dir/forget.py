@@ -32,8 +32,8 @@ def forget(path: Path, stage: str, *, sure: bool) -> None:
         after = [later for later in _after(stage) if not settings.get(later, {}).get("model")]
         begun = next((later for later in after if _begun(run_dir, later)), None)
         if begun is not None:
-            mend = f"forget {begun} first, or name a new directory for {stage}"
-            raise ConfigError("--stage", f"{begun} of {run_dir.path} started from what {stage} left", mend)
+            hint = f"forget {begun} first, or name a new directory for {stage}"
+            raise ConfigError("--stage", f"{begun} of {run_dir.path} started from what {stage} left", hint)
         leavings = left_by(run_dir, stage, last=[*settings] == [stage])
         rows = {name: count for name in TABLES if (count := _rows_of(run_dir.path / name, stage))}
         word = "removed" if sure else "would remove"

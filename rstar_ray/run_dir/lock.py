@@ -18,9 +18,9 @@ def lock(file: IO[str], what: Path, in_use: Callable[[], str]) -> None:
     except BlockingIOError:
         raise ConfigError("--run-dir", in_use(), "wait for it to end or name another directory") from None
     except OSError as refused:  # Lustre without its option, and some of FUSE
-        mend = "mount its file system with locks (Lustre: -o flock), or name a directory on another"
+        hint = "mount its file system with locks (Lustre: -o flock), or name a directory on another"
         problem = f"{what} cannot be locked against a second run ({refused.strerror})"
-        raise ConfigError("--run-dir", problem, mend) from refused
+        raise ConfigError("--run-dir", problem, hint) from refused
 
 
 @contextmanager

@@ -15,13 +15,13 @@ def recorded_trajectories(path: Path) -> list[Trajectory]:
     """In the order of the file. Raises `ConfigError` where it is not there, or lacks what a learner needs."""
     if not path.exists():
         raise ConfigError("--step", f"{path} does not exist", "see trajectories/ in the run directory for those kept")
-    rows, mend = read_rows(path), "record the step with this version of rstar_ray"
+    rows, hint = read_rows(path), "record the step with this version of rstar_ray"
     try:
         return [recorded_trajectory(row) for row in rows]
     except KeyError as lacks:
-        raise ConfigError("--step", f"{path} has no {lacks.args[0]}", mend) from lacks
+        raise ConfigError("--step", f"{path} has no {lacks.args[0]}", hint) from lacks
     except (TypeError, ValueError) as other:
-        raise ConfigError("--step", f"{path} has a row of another form ({other})", mend) from other
+        raise ConfigError("--step", f"{path} has a row of another form ({other})", hint) from other
 
 
 def recorded_trajectory(row: dict[str, Any]) -> Trajectory:

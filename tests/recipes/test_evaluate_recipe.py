@@ -18,7 +18,7 @@ from actors.launch.evaluation import launch_evaluation
 from recipes.evaluate import EVALUATE
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.evaluation.request_digest import brought_along
+from rstar_ray.evaluation.request_digest import plugin_digest
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
@@ -78,7 +78,7 @@ class FakeActors:
         self.journals.add(journal)
         self.watch = Watch(config.detector)
         self._context = replace(
-            fake_context(SkilledPolicy()), rollouts=Rollouts(self), plugin_digest=brought_along(config, tools)
+            fake_context(SkilledPolicy()), rollouts=Rollouts(self), plugin_digest=plugin_digest(config, tools)
         )
 
     async def start(self, *, learner: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.evaluation.own_code_digest import own_code
-from rstar_ray.evaluation.request_digest import asked_by, brought_along
+from rstar_ray.evaluation.request_digest import plugin_digest, request_digest
 from rstar_ray.tools.spec import PYTHON_TOOL
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -45,7 +45,7 @@ def own(tmp_path: Path) -> RunConfig:
 
 
 def digest(config: RunConfig) -> str:
-    return asked_by(config, brought_along(config, [PYTHON_TOOL]), None)
+    return request_digest(config, plugin_digest(config, [PYTHON_TOOL]), None)
 
 
 def test_own_code_is_what_is_named_and_what_that_imports_beside_it(own: RunConfig):
