@@ -247,7 +247,10 @@ class LearnerRank:
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint of any number of ranks; returns its `extra`."""
         position = checkpoint.load(folder, self.state, architecture=self.policy.architecture)
-        self._steps.step, self._steps.bad_updates = position.step, position.bad_updates
+        self._steps.step = position.step
+        # Updates that stopped the run count no longer: it takes as many again to stop it once more.
+        stopped = position.bad_updates >= self.config.optimizer.max_bad_updates
+        self._steps.bad_updates = 0 if stopped else position.bad_updates
         self.calls = position.calls
         if self.state.base_replaced:
             self._base = position.base
