@@ -26,29 +26,11 @@ MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """Where every rollout of a step went. Nothing lost, nothing twice."""
-
-    requested: int
-    dropped: int  # our failures, each with a reason
-    resampled_away: int
-    in_equal_groups: int  # kept siblings whose rewards do not differ carry no signal
-    left_out: int  # by the learner: above its context, without a sampled token, or in an update that was not applied
-    trained: int
-
-    def __post_init__(self) -> None:
-        accounted = self.dropped + self.resampled_away + self.in_equal_groups + self.left_out + self.trained
-        if self.requested != accounted:
-            raise RStarError(f"the step's ledger does not add up: {self}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """What a step leaves behind for the log."""
 
     metrics: StepMetrics
-    ledger: Ledger
     statuses: Mapping[str, RolloutStatus]  # of every rollout asked for, by its id
     advantages: Mapping[str, float]  # of the rows handed to the learner, by rollout id
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
@@ -80,7 +62,9 @@ async def train_step(
 
     finished = [rollout for group in groups for rollout in group]
     left_out = rows_left_out(rows, update)
-    num_kept = sum(len(group) for group in kept)
+    statuses = rollout_statuses(groups, kept, rows=rows, left_out=left_out, dropped=dropped)
+    if odd := statuses.keys() ^ {request.rollout_id for request in requests}:
+        raise RStarError(f"step {step}: {min(odd)} is not accounted for exactly once")
     return StepRecord(
         metrics=step_metrics(
             [rollout.summary for rollout in finished],
@@ -97,15 +81,7 @@ async def train_step(
             },
             update=update,
         ),
-        ledger=Ledger(
-            requested=len(requests),
-            dropped=len(dropped),
-            resampled_away=len(finished) - num_kept,
-            in_equal_groups=num_kept - len(rows),
-            left_out=len(left_out),
-            trained=len(rows) - len(left_out),
-        ),
-        statuses=rollout_statuses(groups, kept, rows=rows, left_out=left_out, dropped=dropped),
+        statuses=statuses,
         advantages={row.rollout_id: row.advantage for row in rows},
         left_out=left_out,
         update=update,

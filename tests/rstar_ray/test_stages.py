@@ -2,6 +2,7 @@ import asyncio
 import errno
 import re
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,10 +30,11 @@ from rstar_ray.rollouts import (
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
-from rstar_ray.train_loop import Ledger, train_step
+from rstar_ray.train_loop import StepRecord, train_step
 from rstar_ray.trajectory import RolloutRequest
 from tests.fakes import (
     AddingSandbox,
@@ -655,12 +657,16 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
     assert sum("equal rewards" in line for line in logged) == 2
 
 
+def count(record: StepRecord) -> Counter[RolloutStatus]:
+    return Counter(record.statuses.values())
+
+
 async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_never_scored():
     context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=5))
     record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
-    assert record.ledger.requested == 64 and 0 < record.ledger.dropped < 32
+    assert len(record.statuses) == 64 and 0 < count(record)[RolloutStatus.DROPPED] < 32
     assert {dropped.reason for dropped in record.dropped} == {"no executor left"}
-    assert record.metrics["rollouts"] == 64 - record.ledger.dropped
+    assert record.metrics["rollouts"] == 64 - count(record)[RolloutStatus.DROPPED]
 
 
 async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_counts_once(tmp_path: Path):
@@ -691,9 +697,9 @@ async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
     context = fake_context(SkilledPolicy())
     plain = with_values(SMALL, {"algorithm.resample": "none"})
     record = await train_step(adding_problems(4), context, plain, step=1, policy_version=0)
-    assert record.ledger.requested == 4 * 8 and record.ledger.resampled_away == 0
+    assert len(record.statuses) == 4 * 8 and RolloutStatus.RESAMPLED_AWAY not in count(record)
     roc = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
-    assert roc.ledger.requested == 4 * 16 and roc.ledger.resampled_away == 4 * 8
+    assert len(roc.statuses) == 4 * 16 and count(roc)[RolloutStatus.RESAMPLED_AWAY] == 4 * 8
 
 
 async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
@@ -742,20 +748,28 @@ async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_traine
     context = replace(context, learner=choosy)
     record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
     (batch,) = choosy.batches
-    assert (record.ledger.left_out, record.ledger.trained) == (1, len(batch))
+    assert (count(record)[RolloutStatus.LEFT_OUT], count(record)[RolloutStatus.TRAINED]) == (1, len(batch))
     assert [row.reason for row in record.left_out] == ["too long"]
     assert record.metrics["trained_trajectories"] == len(batch) and record.metrics["policy_version"] == 1
 
     choosy.applies = False
     record = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
-    assert (record.ledger.left_out, record.ledger.trained) == (1 + len(choosy.batches[1]), 0)
+    assert (count(record)[RolloutStatus.LEFT_OUT], count(record)[RolloutStatus.TRAINED]) == (
+        1 + len(choosy.batches[1]),
+        0,
+    )
     assert [row.reason for row in record.left_out][:2] == ["too long", "NaN"]
     assert record.metrics["trained_trajectories"] == 0 and record.metrics["policy_version"] == 0
 
 
-def test_a_ledger_that_does_not_add_up_ends_the_run():
-    with pytest.raises(RStarError, match="does not add up"):
-        Ledger(requested=3, dropped=0, resampled_away=1, in_equal_groups=0, left_out=0, trained=1)
+async def test_a_rollout_that_is_not_accounted_for_exactly_once_ends_the_run():
+    class Inventive(SkillLearner):
+        async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+            return replace(await super().train_rl(rows, lr), left_out=(LeftOut("stage1/1/nobody", "too long"),))
+
+    context = fake_context(SkilledPolicy(), learner=Inventive(SkilledPolicy()))
+    with pytest.raises(RStarError, match="step 1: stage1/1/nobody is not accounted for exactly once"):
+        await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
 
 
 def test_every_sibling_has_its_own_seed_and_the_same_in_the_next_run():
@@ -803,7 +817,7 @@ async def test_a_set_of_which_most_cannot_be_judged_has_no_figures(tmp_path: Pat
     context = replace(fake_context(policy), rollouts=judging)
     with (
         RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
-        pytest.raises(RStarError, match=r"could not be judged.*mend the reward, delete .*\.jsonl"),
+        pytest.raises(RStarError, match=r"could not be judged.*fix the reward, delete .*\.jsonl"),
     ):
         await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
 
