@@ -134,12 +134,19 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
         finished = FinishedRollout(summary=trajectory.summary, ref=ref)
         groups.setdefault(trajectory.summary.group_id, []).append(finished)
     kept = [
-        resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=recorded.step)
+        resample(
+            group,
+            config.algorithm,
+            seed=config.seed,
+            stage=config.stage,
+            step=recorded.step,
+            own_folder=config.own_folder,
+        )
         for group in groups.values()
     ]
     if config.algorithm.reject_equal_reward:
         kept = [group for group in kept if rewards_differ([rollout.summary.reward for rollout in group])]
-    rows = training_rows(kept, config.algorithm)
+    rows = training_rows(kept, config.algorithm, own_folder=config.own_folder)
     chosen = {row.rollout_id for row in rows}
     if odd := chosen ^ recorded.handed_over:
         raise ConfigError(

@@ -105,5 +105,5 @@ def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: Algorith
     return (
         f"{metrics.stage}: {empty_steps} steps in a row, to step {metrics.step}, had no group whose kept rewards "
         f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {hint}, "
-        f"{LARGER_GROUPS[algorithm.resample]}"
+        f"{LARGER_GROUPS.get(algorithm.resample, _MORE)}"
     )

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
+from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
-from rstar_ray.algorithm.resample import resample_on_correct
+from rstar_ray.algorithm.rules import advantages, kept_indices
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.context import RunContext
@@ -50,9 +50,13 @@ async def train_step(
     if len(dropped) > MOST_DROPPED * len(requests):
         raise RStarError(f"step {step}: {len(dropped)} of {len(requests)} rollouts were dropped: {dropped[0].reason}")
 
-    kept = [resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step) for group in groups]
+    own_folder = config.own_folder
+    kept = [
+        resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step, own_folder=own_folder)
+        for group in groups
+    ]
     telling = [group for group in kept if not config.algorithm.reject_equal_reward or _tells(group)]
-    rows = training_rows(telling, config.algorithm)
+    rows = training_rows(telling, config.algorithm, own_folder=own_folder)
     update = await context.learner.train_rl(rows, rl_learning_rate(config, step)) if rows else None
     learned_s = time.monotonic()
     if update is not None and update.applied:
@@ -117,26 +121,26 @@ def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> t
     return (*update.left_out, *others)
 
 
-def resample(group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str, step: int) -> Group:
+def resample(
+    group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str, step: int, own_folder: str = ""
+) -> Group:
     """The G siblings to train on; its draw is named by the group, so the order of groups does not matter."""
-    if algorithm.resample == "none":
-        return group
     rng = named_generator(seed, stage, "resample", step, group[0].summary.group_id)
     summaries = [rollout.summary for rollout in group]
-    return [group[i] for i in resample_on_correct(summaries, algorithm, rng)]
+    return [group[i] for i in kept_indices(summaries, algorithm, rng, own_folder)]
 
 
 def _tells(group: Group) -> bool:
     return rewards_differ([rollout.summary.reward for rollout in group])
 
 
-def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[TrainingRow]:
+def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig, *, own_folder: str = "") -> list[TrainingRow]:
     """Each kept trajectory with its advantage in the kept group (Eq. 7)."""
     rows: list[TrainingRow] = []
     for group in groups:
         rewards = [rollout.summary.reward for rollout in group]
-        advantages = group_advantages(rewards, deviation=algorithm.advantage_std)
-        for rollout, advantage in zip(group, advantages, strict=True):
+        found = advantages(rewards, algorithm, own_folder)
+        for rollout, advantage in zip(group, found, strict=True):
             summary = rollout.summary
             rows.append(
                 TrainingRow(

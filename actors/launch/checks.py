@@ -23,6 +23,7 @@ from actors.launch.start_model import (
     start_folder,
     with_local_model,
 )
+from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, own_rewards, with_values
@@ -186,6 +187,13 @@ def _own_code(start: Start) -> None:
         check_environment(config.tools.environment, own_folder(config))
 
 
+def _rules(start: Start) -> None:
+    """A rule of the algorithm that does not exist, or a function of the user that fails on made-up data."""
+    for config in start.asked:
+        if config.stage in STAGES[1:]:
+            check_rules(config.algorithm, config.own_folder)
+
+
 def _tools(start: Start) -> None:
     config = start.asked[0]
     custom = [tool for tool in config.tools.use if tool != PYTHON]
@@ -272,7 +280,7 @@ def _check_data(start: Start, config: RunConfig, data: str) -> None:
 
 
 def _disk(start: Start) -> None:
-    for line in checkpoint_lines(start.ahead, start.model, start.path):
+    for line in () if start.evaluates else checkpoint_lines(start.ahead, start.model, start.path):
         log.info(line)
 
 
@@ -324,6 +332,7 @@ CHECKS = (
     Check("telemetry", Phase.FILES, _telemetry),
     Check("evaluation files", Phase.FILES, _evaluation_files),
     Check("own code", Phase.FILES, _own_code),
+    Check("rules", Phase.FILES, _rules),
     Check("tools", Phase.FILES, _tools),
     Check("problems", Phase.FILES, _problems),
     Check("model", Phase.FILES, _model),

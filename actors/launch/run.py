@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.launch.checks import Phase, Start, check, finished_before
+from actors.launch.checks import Phase, Start, check, finished_before, own_folder
 from actors.launch.command_line import parse
 from actors.launch.datasets import sft_examples
 from actors.launch.exit_status import end, status_of
@@ -19,13 +19,14 @@ from actors.launch.run_paths import run_path
 from actors.launch.start_model import start_model
 from actors.launch.stop_signals import StopSignals, grace_of_run
 from rstar_ray.chat.load_chat import load_chat
-from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, with_values
+from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, own_rules, with_values
 from rstar_ray.config.options import as_toml, given, with_config_file
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import at_scale, check_gpu_here
 from rstar_ray.context import RunContext
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, run_evaluation
+from rstar_ray.evaluation.own_code_digest import own_code
 from rstar_ray.logs import log_to
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_json, write_text
@@ -131,7 +132,12 @@ async def _run_stages(start: Start) -> None:
                     if not start.done(config):
                         with best_effort(run_dir.launches_path.name):
                             correction = "" if config.stage == "sft" else config.correction
-                            run_dir.log_launch(stage=config.stage, scale=config.scale, importance_correction=correction)
+                            run_dir.log_launch(
+                                stage=config.stage,
+                                scale=config.scale,
+                                importance_correction=correction,
+                                rules=own_code(own_rules(config.algorithm), Path(own_folder(config)), sys.path),
+                            )
                         context = actors.context(run_dir, stop.asked)
                         await actors.repeat(
                             partial(_run_stage, config, start, actors, context),

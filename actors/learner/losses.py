@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats, SampledTokens, likelihood_loss, policy_loss
+from rstar_ray.algorithm.rules import rule
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.config import RunConfig
 
@@ -32,6 +33,7 @@ class PolicyLoss:
     ) -> None:
         self._forward = forward
         self._algorithm, self._temperature = config.loss, config.rollout.policy_temperature
+        self._rule = rule("loss", config.algorithm, config.own_folder)
         self._old = old
         self._reference = reference
         self.drift = 0.0  # largest difference so far between `old` and the update's own
@@ -54,7 +56,7 @@ class PolicyLoss:
             rows_N=batch.rows_N,
             ref_logprobs_N=None if self._reference is None else self._reference(batch),
         )
-        return policy_loss(tokens, self._algorithm)
+        return policy_loss(tokens, self._algorithm, self._rule)
 
 
 def seen_by_row(rows: Sequence[TokenRow], seen: tuple[Tensor, Tensor]) -> Iterator[tuple[str, SeenTokens]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rstar_ray.config.algorithm import Deviation
+from rstar_ray.config.algorithm import AlgorithmConfig, Deviation
 
 ROUNDING = 1e-12
 """Rewards closer than this share of the largest are equal: 0.1 + 0.2 and 0.3."""
@@ -33,6 +33,15 @@ def group_advantages(rewards_G: Sequence[float], *, deviation: Deviation) -> NDA
         return np.zeros_like(rewards)
     centred = rewards - rewards.mean()
     return centred if deviation == "none" else centred / rewards.std(ddof=1 if deviation == "sample" else 0)
+
+
+def standardised(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDArray[np.float64]:
+    """`group_advantages` as a run sets it."""
+    return group_advantages(rewards_G, deviation=algorithm.advantage_std)
+
+
+ADVANTAGES = {"group": standardised}
+"""The built-in rules of `--algorithm.advantage`."""
 
 
 def _as_array(rewards_G: Sequence[float]) -> NDArray[np.float64]:

@@ -6,7 +6,8 @@ R rows (trajectories); H hidden size; V vocabulary. `rows_N` names the row of ea
 A loss is always `sum(weights_N * per_token_N)`; the weights are those of the whole update (`normalisation`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -227,14 +228,13 @@ Metrics whose reduction there is `mean` are sums over the tokens, to be divided 
 """
 
 
-def policy_loss(tokens: SampledTokens, algorithm: AlgorithmConfig) -> tuple[Tensor, LossStats]:
-    """The loss to minimise and what there is to report of it.
+LossRule = Callable[[SampledTokens, AlgorithmConfig], "Surrogate | Tensor"]
+"""A clipped objective, or the loss of each token [N] to minimise."""
 
-    Raises `ValueError` for a KL term without the reference's log-probs.
-    """
-    if algorithm.kl_coefficient and tokens.ref_logprobs_N is None:
-        raise ValueError(f"kl_coefficient is {algorithm.kl_coefficient}, but there are no ref_logprobs")
-    surrogate = clipped_surrogate(
+
+def clipped(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
+    """`clipped_surrogate` as a run sets it."""
+    return clipped_surrogate(
         tokens.logprobs_N,
         tokens.old_logprobs_N,
         tokens.advantages_N,
@@ -242,6 +242,23 @@ def policy_loss(tokens: SampledTokens, algorithm: AlgorithmConfig) -> tuple[Tens
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
     )
+
+
+LOSSES = {"clipped": clipped}
+"""The built-in rules of `--algorithm.loss`."""
+
+
+def policy_loss(
+    tokens: SampledTokens, algorithm: AlgorithmConfig, rule: LossRule = clipped
+) -> tuple[Tensor, LossStats]:
+    """The loss to minimise and what there is to report of it; `rule` is the objective of each token.
+
+    Raises `ValueError` for a KL term without the reference's log-probs, and for a rule that gives no loss per token.
+    """
+    if algorithm.kl_coefficient and tokens.ref_logprobs_N is None:
+        raise ValueError(f"kl_coefficient is {algorithm.kl_coefficient}, but there are no ref_logprobs")
+    made = rule(tokens, algorithm)
+    surrogate = made if isinstance(made, Surrogate) else _unclipped(made, tokens)
     correction_N = rollout_correction(tokens.old_logprobs_N, tokens.rollout_logprobs_N, tokens.rows_N, algorithm)
     per_token_N = -correction_N * surrogate.objective_N
     if algorithm.entropy_coefficient:
@@ -265,6 +282,31 @@ def policy_loss(tokens: SampledTokens, algorithm: AlgorithmConfig) -> tuple[Tens
         if reference_N is not None:
             stats["kl"] = kl_N.double().sum()
     return loss, stats
+
+
+def _unclipped(loss_N: Tensor, tokens: SampledTokens) -> Surrogate:
+    """The loss of a rule that clips nothing that is counted."""
+    if loss_N.shape != tokens.logprobs_N.shape:
+        raise ValueError(f"the loss has shape {list(loss_N.shape)}, not {list(tokens.logprobs_N.shape)}")
+    ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).clamp(max=MOST_LOG_RATIO).exp()
+    return Surrogate(-loss_N, ratio_N, torch.zeros_like(loss_N, dtype=torch.bool))
+
+
+def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
+    """A rule on four made-up tokens, forward and backward; raises whatever it raises."""
+    ones_N = torch.ones(4)
+    tokens = SampledTokens(
+        logprobs_N=(-ones_N).requires_grad_(),
+        entropy_N=ones_N,
+        old_logprobs_N=-1.1 * ones_N,
+        rollout_logprobs_N=-1.1 * ones_N,
+        advantages_N=torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        weights_N=ones_N / 4,
+        rows_N=torch.tensor([0, 0, 1, 1]),
+        ref_logprobs_N=-ones_N,
+    )
+    loss, _ = policy_loss(tokens, replace(algorithm, correction="none"), rule)
+    loss.backward()
 
 
 def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:

@@ -105,6 +105,22 @@ def resample_on_correct(
     return sorted(kept)
 
 
+def keep_all(
+    candidates: Sequence[Candidate | TrajectorySummary], algorithm: AlgorithmConfig, rng: np.random.Generator
+) -> list[int]:
+    """Plain GRPO: as many are drawn as are trained on."""
+    return list(range(len(candidates)))
+
+
+RESAMPLING = {
+    "paper": resample_on_correct,
+    "release": resample_on_correct,
+    "random": resample_on_correct,
+    "none": keep_all,
+}
+"""The built-in rules of `--algorithm.resample`."""
+
+
 def _by_reward(candidates: Sequence[Candidate | TrajectorySummary], indices: list[int]) -> list[list[int]]:
     """The indices grouped by equal reward, lowest reward first; within a group they stay in order."""
     groups: list[list[int]] = []

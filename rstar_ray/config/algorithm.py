@@ -34,9 +34,14 @@ class AlgorithmConfig:
     """2G rollouts drawn per prompt; with `--algorithm.resample none` only `keep` are drawn"""
     keep: Annotated[int, at_least(2)] = 16  # one reward alone differs from none: every advantage would be 0
     """G trajectories kept per prompt by resampling on correct, and trained on (down_sample_to_n)"""
-    resample: Literal["paper", "release", "random", "none"] = "paper"
-    """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, by lot, to
-    compare with; none: plain GRPO"""
+    resample: str = "paper"
+    """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, at random, to
+    compare with; none: plain GRPO; module:function: a rule of your own (docs/own.md)"""
+    advantage: str = "group"
+    """group: the reward less the group's mean, divided by --algorithm.advantage-std (Eq. 7); module:function: a rule of
+    your own"""
+    loss: str = "clipped"
+    """clipped: PPO's objective with separate clips (Eq. 6); module:function: a loss per token of your own"""
     least_failures: Annotated[int, only_with("algorithm.resample", "paper"), at_least(0)] = 0
     """with `--algorithm.resample paper`: smallest number of failures kept of a group that has them; 0 is the paper's
     floor(n_neg / 2), which keeps none of one failure, so that the group has no signal. Stages 2 and 3, and all stages

@@ -24,8 +24,14 @@ def is_reward(name: str) -> bool:
 
 
 def has_own(config: Any) -> bool:
-    """Whether a run brings a reward, a tool or an environment of a person's own."""
-    return bool(own_rewards(config.reward)) or has_own_tools(config)
+    """Whether a run brings code of the user."""
+    return bool(own_rewards(config.reward) or own_rules(config.algorithm)) or has_own_tools(config)
+
+
+def own_rules(algorithm: Any) -> tuple[str, ...]:
+    """The rules of the algorithm that are functions of the user, each once."""
+    named = (algorithm.resample, algorithm.advantage, algorithm.loss)
+    return tuple(dict.fromkeys(name for name in named if ":" in name))
 
 
 def own_rewards(reward: "RewardConfig") -> tuple[str, ...]:

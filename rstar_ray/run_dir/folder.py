@@ -54,6 +54,9 @@ class Checkpoint:
 _held: set[Path] = set()
 """By this process: a lock on a file keeps out whoever opens it again, in the same process too."""
 
+ADDED_TO_ALGORITHM = {"advantage": "group", "loss": "clipped"}
+"""Settings that earlier versions did not have, with the values of what they did."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
@@ -331,11 +334,11 @@ class RunDir:
     def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
         stages = self.configs()
         for other, there in stages.items():
-            self._refuse_other_tree(other, there, config)
+            self._refuse_other_tree(other, with_added_settings(there), config)
         differ = [
             (other, f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now")
             for other, there in stages.items()
-            for name, theirs, ours in differing_fields(there, config)
+            for name, theirs, ours in differing_fields(with_added_settings(there), config)
             if not _is_under(name, may_differ) and (other == stage or _is_under(name, shared))
         ]
         if differ:
@@ -402,6 +405,12 @@ def refuse_damaged_end(end: Checkpoint) -> None:
         mark = end.path.parents[1] / "finished" / f"{end.stage}.json"
         hint = f"bring it back from a copy, or delete {mark}, and the stage's rest is trained again"
         raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", hint)
+
+
+def with_added_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stage, with those that its version did not have."""
+    algorithm = config.get("algorithm")
+    return {**config, "algorithm": {**ADDED_TO_ALGORITHM, **algorithm}} if isinstance(algorithm, dict) else {**config}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

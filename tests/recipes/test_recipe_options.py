@@ -60,7 +60,6 @@ def refusal(*arguments: str) -> str:
         (["--rollout.temperature", "nan"], "--rollout.temperature", "at least 0"),
         (["--optimizer.learning-rate", "inf"], "--optimizer.learning-rate", "finite"),
         (["--algorithm.keep", "99"], "--algorithm.keep", "--algorithm.rollouts-per-prompt"),
-        (["--algorithm.resample", "best"], "--algorithm.resample", "paper"),
         (["--algorithm.correction", "tis"], "--algorithm.correction", "token"),
         (["--learner.zero", "4"], "--learner.zero", "0"),
         (["--learner.zero", "0", "--learner.offload"], "--learner.offload", "--learner.zero"),

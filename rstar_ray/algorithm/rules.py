@@ -1,0 +1,105 @@
+"""Rules of the algorithm by name: the built-in ones, and functions of the user as `module:function`.
+
+A rule of the user has the signature of the built-in ones:
+`resample(candidates, algorithm, rng)` gives the indices of the trajectories to train on;
+`advantage(rewards, algorithm)` gives one number for each trajectory of a group;
+`loss(tokens, algorithm)` gives the loss of each token, a tensor [N] to minimise (`rstar_ray.algorithm.loss`).
+"""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rstar_ray.algorithm.advantage import ADVANTAGES
+from rstar_ray.algorithm.resample import RESAMPLING, Candidate
+from rstar_ray.config import AlgorithmConfig
+from rstar_ray.errors import ConfigError, RStarError
+
+Kind = Literal["resample", "advantage", "loss"]
+KINDS: tuple[Kind, ...] = ("resample", "advantage", "loss")
+
+
+def rule(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> Callable[..., Any]:
+    """The rule that a run names; `own_folder` is searched first. Raises `ConfigError` where there is none."""
+    name = getattr(algorithm, kind)
+    known = _built_in(kind)
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        hint = f"choose {', '.join(known)}, or give module:function"
+        raise ConfigError(f"--algorithm.{kind}", f"not a rule (got {name!r})", hint)
+    return _imported(kind, name, own_folder)
+
+
+def _built_in(kind: Kind) -> Mapping[str, Callable[..., Any]]:
+    if kind == "loss":
+        from rstar_ray.algorithm.loss import LOSSES  # imports torch
+
+        return LOSSES
+    return RESAMPLING if kind == "resample" else ADVANTAGES
+
+
+@cache
+def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    folder = str(Path(own_folder).absolute())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as failed:  # of whatever kind: it is the user's code
+        problem = f"{type(failed).__name__}: {failed}"
+        hint = "give module:function, and its folder as --own-folder"
+        raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
+    if not callable(found):
+        raise ConfigError(f"--algorithm.{kind} {name}", f"{function} is not a function", "name a function")
+    return found
+
+
+def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
+    """The trajectories of a group to train on. Raises `RStarError` for indices that are not of the group."""
+    kept = sorted(int(i) for i in rule("resample", algorithm, own_folder)(candidates, algorithm, rng))
+    if len(kept) != len(set(kept)) or any(not 0 <= i < len(candidates) for i in kept):
+        raise RStarError(f"--algorithm.resample {algorithm.resample}: {kept} are not indices of {len(candidates)}")
+    return kept
+
+
+def advantages(rewards: list[float], algorithm: AlgorithmConfig, own_folder: str) -> list[float]:
+    """One for each trajectory. Raises `RStarError` for numbers that are not finite, or are too many or too few."""
+    made = [float(one) for one in rule("advantage", algorithm, own_folder)(rewards, algorithm)]
+    if len(made) != len(rewards) or not all(map(math.isfinite, made)):
+        raise RStarError(f"--algorithm.advantage {algorithm.advantage}: {made} for {len(rewards)} rewards")
+    return made
+
+
+def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
+    """Call the user's rules on made-up data. Raises `ConfigError` that names the one that fails."""
+    for kind in KINDS:
+        rule(kind, algorithm, own_folder)
+        if ":" not in getattr(algorithm, kind):
+            continue
+        try:
+            _try(kind, algorithm, own_folder)
+        except Exception as failed:  # of whatever kind: it is the user's code
+            option = f"--algorithm.{kind} {getattr(algorithm, kind)}"
+            problem = f"it fails on made-up data ({type(failed).__name__}: {failed})"
+            raise ConfigError(option, problem, "docs/own.md has its signature") from failed
+
+
+def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
+    rewards = [float(i % 2) for i in range(algorithm.num_rollouts)]
+    if kind == "advantage":
+        advantages(rewards, algorithm, own_folder)
+    elif kind == "resample":
+        group = [Candidate(reward=one, num_calls=2, num_failed=1, num_answers=1, num_turns=3) for one in rewards]
+        kept_indices(group, algorithm, np.random.default_rng(0), own_folder)
+    else:
+        from rstar_ray.algorithm.loss import try_rule
+
+        try_rule(rule(kind, algorithm, own_folder), algorithm)

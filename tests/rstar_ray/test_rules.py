@@ -1,0 +1,101 @@
+"""Rules of the algorithm by import path: used where a built-in one is, and refused early where they fail."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rstar_ray.algorithm.resample import RESAMPLING
+from rstar_ray.algorithm.rules import advantages, check_rules, kept_indices, rule
+from rstar_ray.config import AlgorithmConfig, RunConfig
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.run_dir.folder import RunDir
+from tests.rstar_ray.fabricate import summary
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithm.md"
+SHOWN = PAGE.read_text("utf-8").partition("## Rules of your own")[2].partition("```python\n")[2].partition("```")[0]
+"""The example of the documentation."""
+WRONG = """
+def twice(candidates, algorithm, rng):
+    return [0, 0]
+
+def short(rewards, algorithm):
+    return [0.0]
+
+def scalar(tokens, algorithm):
+    return tokens.logprobs_N.sum()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A separate module for each test: one that is imported stays."""
+    (tmp_path / f"{module(request.node.name)}.py").write_text(SHOWN + WRONG)
+    return str(tmp_path)
+
+
+def module(test: str) -> str:
+    return "rules_of_" + "".join(letter if letter.isalnum() else "_" for letter in test)
+
+
+def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest):
+    mine = module(request.node.name)
+    algorithm = AlgorithmConfig(keep=2, resample=f"{mine}:best", advantage=f"{mine}:centred", loss=f"{mine}:reinforce")
+    check_rules(algorithm, folder)
+    group = [summary(reward=reward) for reward in (0.0, 1.0, 0.5)]
+    assert kept_indices(group, algorithm, np.random.default_rng(0), folder) == [1, 2]
+    assert advantages([1.0, 0.0], algorithm, folder) == [0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"resample": "{mine}:twice"}, "--algorithm.resample {mine}:twice: it fails on made-up data"),
+        ({"advantage": "{mine}:short"}, "--algorithm.advantage {mine}:short: it fails on made-up data"),
+        ({"loss": "{mine}:scalar"}, "--algorithm.loss {mine}:scalar: it fails on made-up data"),
+        ({"loss": "{mine}:number"}, "--algorithm.loss {mine}:number: number is not a function"),
+        ({"loss": "absent:rule"}, "--algorithm.loss absent:rule: ModuleNotFoundError"),
+        ({"resample": "best"}, "--algorithm.resample: not a rule (got 'best'). Hint: choose paper, release"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_in_one_line(
+    values: dict[str, str], said: str, folder: str, request: pytest.FixtureRequest
+):
+    mine = module(request.node.name)
+    named = {name: value.format(mine=mine) for name, value in values.items()}
+    with pytest.raises(ConfigError) as refused:
+        check_rules(AlgorithmConfig(**named), folder)
+    assert str(refused.value).startswith(said.format(mine=mine)) and "\n" not in str(refused.value)
+
+
+def test_a_rule_that_fails_in_a_run_is_named(folder: str, request: pytest.FixtureRequest):
+    algorithm = AlgorithmConfig(resample=f"{module(request.node.name)}:twice")
+    with pytest.raises(RStarError, match=r"--algorithm\.resample rules_of_\w+:twice: \[0, 0\] are not indices"):
+        kept_indices([summary(), summary()], algorithm, np.random.default_rng(0), folder)
+
+
+@pytest.mark.parametrize("name", RESAMPLING)
+def test_the_built_in_rules_are_found_by_name(name: str):
+    assert rule("resample", AlgorithmConfig(resample=name), "") is RESAMPLING[name]
+
+
+def test_a_run_of_a_version_without_these_settings_resumes(tmp_path: Path):
+    config = asdict(RunConfig())
+    with RunDir.open(tmp_path, "stage1", config):
+        pass
+    written = json.loads((tmp_path / "config.json").read_text())
+    for name in ("advantage", "loss"):
+        del written["stage1"]["algorithm"][name]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with RunDir.open(tmp_path, "stage1", config):
+        pass
+    mine = asdict(RunConfig(algorithm=AlgorithmConfig(advantage="mine:centred")))
+    with (
+        pytest.raises(ConfigError, match=r"algorithm\.advantage: '?group'? there"),
+        RunDir.open(tmp_path, "stage1", mine),
+    ):
+        pass
