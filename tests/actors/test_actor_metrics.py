@@ -9,7 +9,6 @@ from actors.generation.spans import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.registry import PROCESS_METRICS
-from sandbox.pool_metrics import PoolStats, lost_since
 from scheduler.records import ReplicaLoad, RolloutLoad
 from tests.fakes import KeptMetrics, registration
 from tests.rstar_ray.fabricate import example_trajectories
@@ -66,18 +65,3 @@ def test_a_replica_tells_of_its_engine_and_of_what_ended():
     assert kept.values["rstar_engine_steps_total{replica=generation/0}"] == 60
     assert kept.values["rstar_rollouts_ended_total{reason=dropped,replica=generation/0}"] == 1
     assert kept.values["rstar_tool_calls_total{outcome=error,replica=generation/0}"] == 1
-
-
-STATS = PoolStats(
-    level="namespaces", slots=2, running=1, waiting=3, accepted=4, refused=5, finished={"ok": 6}, failed=7,
-    retried=8, cells_replaced=9, cells_lost=10, servers_lost=11, waiting_s=12.5, running_s=13.5, timed_out_s=14.5,
-    servers_memory_bytes=15,
-)  # fmt: skip
-
-
-def test_what_a_pool_has_lost_since_the_last_look_is_a_line():
-    assert lost_since(STATS, STATS) == ()
-    assert lost_since(None, STATS) == ("11 warm servers and 10 cells of its pool were lost, and others started",)
-    assert lost_since(STATS, replace(STATS, servers_lost=12)) == (
-        "1 warm servers of its pool were lost, and others started",
-    )

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch.backends import cuda as kernels
-from torch.nn.attention import SDPBackend
 
 from actors.learner import attention_kernels
-from actors.learner.attention_kernels import choose, refuse_unfit, tried
+from actors.learner.attention_kernels import choose, refuse_unfit
 from actors.learner.row_attention import Heads, attend
 from rstar_ray.errors import ConfigError
 from tests import derived
@@ -65,11 +64,6 @@ def test_aiter_without_rocm_is_refused():
         choose("aiter", CPU)
 
 
-def test_what_torch_says_against_a_kernel_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention_kernels, "FUSED", [SDPBackend.CUDNN_ATTENTION])  # of no CPU
-    assert "kernel" in tried(4, 2, 32, torch.float32, CPU).lower()
-
-
 def test_a_gpu_without_a_fused_kernel_is_refused_with_what_the_mathematical_path_would_hold(
     gpu_of_192_gb: pytest.MonkeyPatch,
 ):
@@ -84,13 +78,3 @@ def test_a_gpu_without_a_fused_kernel_is_refused_with_what_the_mathematical_path
     refuse_unfit(one, MODEL, CPU)
     gpu_of_192_gb.setattr(attention_kernels, "tried", lambda *_: "")
     refuse_unfit(one, MODEL, GPU)
-
-
-def test_eager_is_refused_where_its_scores_alone_are_more_than_the_gpu(gpu_of_192_gb: pytest.MonkeyPatch):
-    long = settings(attention_kernel="eager", micro_batch_tokens=32_768)
-    with pytest.raises(
-        ConfigError, match=r"eager holds 40 heads x .* = 257\.7 GB of scores, and the GPU has 192. Hint: give"
-    ):
-        refuse_unfit(long, MODEL, GPU)
-    short = settings(attention_kernel="eager", max_context_tokens=2_048, micro_batch_tokens=2_048)
-    refuse_unfit(short, MODEL, GPU)

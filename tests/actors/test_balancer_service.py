@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from actors.balancer_service import BalancerService
-from rstar_ray.errors import DeadlineExceeded
 from scheduler.records import NeverFits, ReplicaLoad, RolloutLoad, TurnReport
-from scheduler.state import QueueBlock
 from tests.fakes import next_orders, registration
 
 
@@ -123,11 +121,6 @@ async def test_what_can_never_fit_is_refused_with_the_numbers():
         await service.submit([(load("a", prompt=100), None)])
 
 
-async def test_a_submission_without_any_replica_ends_at_its_deadline():
-    with pytest.raises(DeadlineExceeded, match="first replica"):
-        await BalancerService().submit([(load("a"), None)], wait_s=0.02)
-
-
 async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
@@ -162,24 +155,6 @@ async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.Log
     assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
 
 
-async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
-    now = [0.0]
-    service = BalancerService(clock=lambda: now[0])
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None)])
-    await granted(service, "r0")
-    now[0] = 5.0
-    await service.report("r0", [TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)])
-    await service.replica_lost("r0")
-    await asyncio.sleep(0.01)
-    now[0] = 7.0
-    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
-    grant = (await next_orders(service, "r1", 0, 1.0)).admissions[0]
-    assert grant.placement is not None and grant.waited_s == 7.0
-    assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)
-    assert grant.placement.held_s == {QueueBlock.REPLICA: 2.0}
-
-
 async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():
     service = BalancerService()
     for name in ("r0", "r1"):
@@ -199,13 +174,6 @@ async def test_a_reborn_balancer_says_of_a_lost_replica_what_no_other_holds_once
     await turn_of_the_loop(asked)
     await service.register(registration("r1", 1000, max_running=8, block_tokens=16, resident=(load("b"),)))
     assert await asked == ["a", "c"]
-
-
-async def test_rollouts_that_it_could_not_give_a_worker_are_missing():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16, resident=(load("a"),)))
-    await service.submit([(load("b"), None)])
-    assert await service.missing(["a", "b", "c"]) == ["a", "c"]
 
 
 async def ended(service: BalancerService, count: int) -> None:
@@ -230,7 +198,3 @@ async def test_what_one_life_has_learned_another_is_taught_under_its_own_incarna
     assert after.incarnation == empty.incarnation != before.incarnation
     await ended(services[1], 20)  # and it goes on
     assert (await services[1].step_figures()).faults == ()
-
-
-async def test_of_a_rule_that_learns_nothing_nothing_is_told():
-    assert (await BalancerService("worst_case").learned()).learned is None

@@ -295,41 +295,6 @@ async def test_a_dead_engine_waits_a_moment_and_no_more_for_a_balancer_that_is_d
     await one.close()
 
 
-async def test_a_rollout_that_was_cancelled_on_its_way_out_is_played_to_its_end_when_it_comes_again():
-    balancer, engine = BalancerService(), HeldEngine()
-    one = worker(balancer, engine=engine)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(1))
-    await engine.holds(1)
-    one._leaving.add("r0")  # as a move's grant does
-    await balancer.cancel(["r0"])
-    async with asyncio.timeout(60):
-        while one._playing:
-            await asyncio.sleep(0.01)
-    engine.go.set()
-    await submit(balancer, requests(1))
-    (summary,) = (await collect(one, 1)).values()
-    assert isinstance(summary, TrajectorySummary) and len(summary.placements) == 1
-    await one.close()
-
-
-async def test_an_engine_that_is_starting_is_none_the_worse_for_weights_that_the_one_before_it_was_sent():
-    ended = asyncio.Event()
-    one = worker(BalancerService(), die=ended.set)
-
-    async def begun() -> None:
-        raise EngineError("the engine was not started")
-
-    with pytest.raises(EngineError, match="not started"):
-        await one.swap(begun())
-    assert not ended.is_set()
-    await one.start()
-    with pytest.raises(EngineError):
-        await one.swap(begun())
-    assert ended.is_set()
-
-
 async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
     balancer = BalancerService()
     one = worker(balancer, tools=PlainTools(UnreliableSandbox(fails_every=1)))
@@ -436,21 +401,6 @@ async def test_nobody_goes_on_with_what_a_rollout_had_before_it_began_again(tmp_
     await one.close()
 
 
-async def test_a_rollout_whose_tool_loses_its_state_again_and_again_is_dropped_with_the_reason():
-    class Lost(AddingSandbox):
-        async def __call__(self, call: ToolCall) -> ToolResult:
-            raise ToolStateLost("the notebook is gone")
-
-    balancer = BalancerService()
-    one = worker(balancer, tools=PlainTools(Lost()))
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(1))
-    (dropped,) = (await collect(one, 1)).values()
-    assert isinstance(dropped, DroppedRollout) and dropped.reason == "tools: the notebook is gone, 4 times"
-    await one.close()
-
-
 class Counted(PlainTools):
     """With an environment that counts turns, and gives their number where a limit ends the rollout."""
 
@@ -505,13 +455,6 @@ async def test_the_environments_reward_for_a_rollout_that_a_limit_ended_is_deliv
     assert (end.stop_reason, end.reward, tools.ends) == (StopReason.MAX_TURNS, 2.0, [StopReason.MAX_TURNS])
     (found,) = journaled(tmp_path, [start], 0).values()
     assert (found.stop_reason, found.reward) == (StopReason.MAX_TURNS, 2.0)
-
-
-async def test_a_rollout_whose_environment_fails_at_the_end_is_dropped_and_not_kept_as_ended(tmp_path: Path):
-    tools = Counted(fails=True)
-    start, end = await played_in_environment(tools, tmp_path)
-    assert isinstance(end, DroppedRollout) and end.reason == "tools: the environment is gone"
-    assert all(state.stop_reason is None for state in journaled(tmp_path, [start], 0).values())
 
 
 async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_freed_once():

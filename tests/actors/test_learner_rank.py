@@ -129,25 +129,6 @@ def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_
     assert largest_difference(gradients(whole), gradients(other)) < 1e-6
 
 
-@pytest.mark.parametrize("zero", ZERO)
-def test_deepspeed_reads_what_it_is_told_as_it_is_meant(zero: int):
-    """By its own parser: a name that it does not know it passes over."""
-    from actors.learner.deepspeed_start import _quiet_deepspeed, deepspeed_config
-
-    _quiet_deepspeed()
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    config = derived.learner(zero=zero, offload=zero > 0, grad_clip=0.7, dtype="bfloat16" if zero else "float32")
-    told = deepspeed_config(config.learner, config.optimizer)
-    read: Any = DeepSpeedConfig(told)
-    offload = read.zero_config.offload_optimizer
-    assert (read.zero_optimization_stage, offload and offload.device) == (zero, "cpu" if zero else None)
-    assert read.gradient_clipping == (0.7 if zero else 0.0)
-    assert read.bfloat16_config.enabled == (zero > 0)
-    assert read.grad_accum_dtype == ("fp32" if zero else None)
-    assert read.zero_config.reduce_bucket_size == 100_000_000
-
-
 def test_clipping_by_zero_and_by_us_agree(start: Start):
     norms = []
     results = []
@@ -327,16 +308,6 @@ def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
         assert len(saved["ids-0"]) == len(saved["mask-0"])
     assert update(rank).applied
     assert math.isfinite(largest_difference(before, weights(rank)))
-
-
-def test_rows_of_an_update_that_cannot_be_saved_are_a_line_and_end_nothing(
-    start: Start, tmp_path: Path, logged: list[str]
-):
-    (tmp_path / "file").touch()
-    rank = start(zero=1, save_bad_updates=str(tmp_path / "file"))
-    assert not update(rank, [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]).applied
-    assert "update-000001-rank-0.npz is left out: FileExistsError" in logged[0]
-    assert update(rank).applied
 
 
 def test_such_updates_in_a_row_are_counted_over_a_resume(start: Start, tmp_path: Path):

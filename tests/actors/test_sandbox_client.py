@@ -12,7 +12,7 @@ from actors import remote, sandbox_executor
 from actors.remote import Remote
 from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, SandboxExecutor, Verdicts, Work
 from rstar_ray.config import SandboxConfig
-from rstar_ray.errors import JudgeError, SandboxError
+from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
 from sandbox.request import ExecutionRequest, ExecutionResult
@@ -112,23 +112,6 @@ async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all(
     assert len(bad.batches) == 1
 
 
-class Sleeping(FakeExecutor):
-    """Every program sleeps until its time by the clock is over."""
-
-    async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
-        for number, work in batch:
-            assert isinstance(work, ExecutionRequest)
-            await asyncio.sleep(work.limits.wall_s)
-            yield _ready([(number, ExecutionResult(outcome=Outcome.TIMEOUT))])
-
-
-@pytest.mark.long
-async def test_a_tool_that_may_take_longer_than_other_calls_has_its_time():
-    config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.2)
-    tools = client_of({"a": Sleeping()}, config, caller="generation/0")
-    assert (await tools.run_tool("sleep", "", deadline_s=0.2, max_chars=16)).outcome is Outcome.TIMEOUT
-
-
 class OddExecutor(FakeExecutor):
     """Answers each call twice, one that nobody made, and to the first batch with what is no answer."""
 
@@ -159,25 +142,6 @@ async def test_an_executor_that_ends_without_a_word_is_passed_over_at_once():
             await client(a=Silent()).execute(ToolCall(code="1"))
 
 
-async def test_an_executor_whose_pool_did_not_come_up_is_started_again_when_it_is_asked_again():
-    class Pool:
-        level = "namespaces"
-        starts = 0
-
-        async def start(self) -> "Pool":
-            self.starts += 1
-            if self.starts == 1:
-                raise SandboxError("the machine is too busy")
-            return self
-
-    executor, pool = sandbox_executor.SandboxExecutor("sandbox/0", SandboxConfig()), Pool()
-    executor._pool = pool  # type: ignore[assignment]
-    with pytest.raises(SandboxError, match="too busy"):
-        await executor.start()
-    assert await asyncio.gather(executor.start(), executor.start()) == ["namespaces"] * 2
-    assert pool.starts == 2
-
-
 async def test_while_the_only_executor_starts_again_a_call_waits_and_spends_no_try(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(remote, "ASK_AGAIN_S", 0.01)
 
@@ -204,24 +168,6 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_as_our_error():
     tools = client_of({"a": FakeExecutor()}, config, caller="g")
     with pytest.raises(SandboxError, match="waited"):
         await tools.execute(ToolCall(code="slow"))
-
-
-async def test_answers_are_compared_in_the_same_executors():
-    tools = client(a=FakeExecutor())
-    assert await tools.compare([("1/2", "1/2"), ("1/2", "1/3")]) == (True, False)
-
-
-async def test_a_comparison_that_hangs_says_so_and_is_no_verdict():
-    with pytest.raises(JudgeError, match="it hung"):
-        await client(a=FakeExecutor()).compare([("hang", "1")])
-
-
-async def test_a_judged_program_may_print_more_than_a_tool_shows():
-    executor = FakeExecutor()
-    run = await client(a=executor).run_program("print(1)", "")
-    assert (run.outcome, run.stdout) == (Outcome.OK, "print(1)")
-    (work,) = executor.batches[0]
-    assert isinstance(work, ExecutionRequest) and work.limits.stdout_chars > CONFIG.max_output_chars
 
 
 async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_inside():

@@ -1,19 +1,16 @@
 """Which rank takes which row, with which weight: no Ray and no torch here."""
 
 import math
-from collections import Counter
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from actors.learner.shares import RlWork, rl_shares, rows_refused, sft_shares, usable_rows
+from actors.learner.shares import RlWork, rl_shares, sft_shares, usable_rows
 from rstar_ray.algorithm.update import LeftOut, SftExample
 from rstar_ray.config.algorithm import Normalisation
 from rstar_ray.rollouts import TrainingRow, TrajectoryRef
 from tests import derived
-from tests.fakes import update_result
 
 
 def rl_work(rows: list[TrainingRow], **changes: Any) -> list[RlWork]:
@@ -72,16 +69,6 @@ def test_weights_are_the_updates_whatever_the_ranks_and_micro_batches(mode: Norm
             assert weights(work) == want
 
 
-def test_by_group_each_group_weighs_the_same_and_its_tokens_alike():
-    rows = drawn_rows()
-    work = rl_work(rows, normalisation="group")
-    found, totals = weights(work), Counter[str]()
-    for row in rows:
-        totals[row.group_id] += row.num_sampled_tokens
-    for row in rows:
-        assert found[row.rollout_id] == pytest.approx(1 / (3 * totals[row.group_id]))
-
-
 def grouped_rows(*tokens: int, siblings: int = 4) -> list[TrainingRow]:
     """`siblings` rows of each group, interleaved; a row of group `i` has `tokens[i]` tokens, one of them sampled."""
     return [
@@ -112,16 +99,6 @@ def test_updates_of_a_step_get_as_many_tokens_as_whole_groups_allow():
     work = rl_work(rows, ranks=1, updates_per_step=2)
     loads = [sum(share.row.num_tokens for batch in update for share in batch) for update in work[0]]
     assert sum(loads) == 4 * sum(tokens) and max(loads) - min(loads) <= 4 * min(tokens)
-
-
-def test_the_rows_of_an_update_that_was_not_applied_are_those_of_its_groups():
-    rows = grouped_rows(10, 10, 10, siblings=2)
-    work = rl_work(rows, updates_per_step=2)
-    applied = update_result(1, tokens=9, lr=1e-3)
-    refused = rows_refused(rows, 2, replace(applied, reason="not finite", refused=(1,)))
-    assert {row.rollout_id for row in refused} == weights(work, 1).keys()
-    assert {row.reason for row in refused} == {"not finite"}
-    assert rows_refused(rows, 2, applied) == ()
 
 
 def test_conversations_share_one_weight_by_their_tokens_with_a_loss():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.changed_settings import asked_otherwise
 from actors.launch.command_line import parse
 from actors.launch.evaluation import launch_evaluation
 from actors.launch.run import run
@@ -35,12 +34,6 @@ def trained(path: Path, *options: str) -> Path:
 
 def asked(*options: str) -> RunConfig:
     return parse([EVALUATE], [*options])[0]
-
-
-def test_a_long_text_is_named_by_where_it_stands(tmp_path: Path):
-    model = trained(tmp_path / "run", *TINY, "--chat.system", "long " * 100)
-    (line,) = asked_otherwise(model, asked(*TINY))
-    assert line.endswith(f"give --chat.system as {tmp_path / 'run' / 'config.json'} has it")
 
 
 @pytest.mark.long

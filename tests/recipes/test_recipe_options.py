@@ -11,7 +11,7 @@ import pytest
 
 from actors.launch.checks import Start
 from actors.launch.command_line import parse
-from actors.launch.datasets import problem_sets, training_problems
+from actors.launch.datasets import problem_sets
 from actors.launch.evaluation import launch_evaluation
 from actors.launch.run import launch, run, with_sft_before
 from actors.launch.run_paths import run_path
@@ -30,7 +30,7 @@ from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
 from rstar_ray.config.recipe import Recipe
-from rstar_ray.config.scales import SCALES, at_scale, detect_scale
+from rstar_ray.config.scales import SCALES
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.code_version import code_version
@@ -75,11 +75,6 @@ def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(argument
     """How a command line says it."""
     line = refusal(*arguments)
     assert line.startswith(named) and mend in line and "\n" not in line
-
-
-@pytest.mark.parametrize("option", ["--steps", "--rollout.max-response-tokens"])
-def test_an_option_without_its_value_is_named(option: str):
-    assert refusal(option).startswith(f"{option}: needs a value")
 
 
 @pytest.mark.long
@@ -159,15 +154,6 @@ def test_a_single_failure_of_a_group_is_trained_on_late_in_a_run(recipe: Recipe,
     assert not keeps_a_signal(recipe, "--scale", scale, "--algorithm.least-failures", "0")
 
 
-def test_an_unknown_scale_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match=r"--scale: needs a value. Hint: choose auto, tiny"):
-        parse([STAGE_1], ["--scale", "--run-dir", "runs/a"])
-    with pytest.raises(
-        ConfigError, match=r"--scale: 'huge' is no scale. Hint: choose auto, tiny, gpu, gpu-8, mi300x-64"
-    ):
-        parse([STAGE_1], ["--scale", "huge"])
-
-
 def test_sft_that_comes_first_runs_under_the_options_given(tmp_path: Path):
     options = ["--algorithm.clip-high", "0.5", "--learner.ranks", "1", "--rollout.temperature", "0.7"]
     configs = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
@@ -178,50 +164,6 @@ def test_sft_that_comes_first_runs_under_the_options_given(tmp_path: Path):
     assert sft == as_in_train
 
 
-def test_a_broken_row_names_the_option_the_file_and_the_row(tmp_path: Path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n{"id": "b", "problem": "?"}\n')
-    (config,) = parse([STAGE_1], [*TINY, "--data.train", str(path)])
-    with pytest.raises(ConfigError, match=r"--data\.train mine\.jsonl, row 2"):
-        training_problems(config)
-    (config,) = parse([STAGE_1], [*TINY, "--data.train", str(tmp_path)])
-    with pytest.raises(ConfigError, match=r"--data\.train .*is a directory"):
-        training_problems(config)
-
-
-def test_a_reward_of_ones_own_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    options = ["--reward.name", "absent_module:reward", "--run-dir", str(run_dir), "--own-folder", str(tmp_path)]
-    with pytest.raises(ConfigError, match=r"--reward.name absent_module:reward: ModuleNotFoundError"):
-        run(parse([SFT, STAGE_1], [*TINY, *options]))
-    assert not run_dir.exists()
-
-
-def test_two_problem_files_of_one_name_are_refused(tmp_path: Path):
-    (config,) = parse([EVALUATE], [*TINY, "--evaluate.files", "a/x.jsonl", "b/x.jsonl"])
-    with pytest.raises(ConfigError, match=r"--evaluate\.files: two files are named x"):
-        problem_sets(config)
-
-
-def test_the_papers_stages_are_those_of_table_2():
-    stages = [at_scale(recipe.paper, "mi300x-64", recipe.tiny) for recipe in (STAGE_1, STAGE_2, STAGE_3)]
-    assert [stage.rollout.max_response_tokens for stage in stages] == [8_192, 12_288, 12_288]
-    assert [stage.rollout.max_turns for stage in stages] == [10, 10, 15]
-    assert [stage.steps for stage in stages] == [300, 85, 125]
-    for stage in stages:
-        assert (stage.prompts_per_step, stage.algorithm.rollouts_per_prompt, stage.algorithm.keep) == (512, 32, 16)
-        assert (stage.optimizer.learning_rate, stage.optimizer.warmup_steps) == (1e-6, 20)
-        assert (stage.algorithm.clip_low, stage.algorithm.clip_high) == (0.2, 0.28)
-
-
-def test_the_scale_follows_from_what_the_cluster_offers():
-    assert detect_scale({"CPU": 2.0})[0] == "tiny"
-    assert detect_scale({"GPU": 1.0})[0] == "gpu"
-    assert detect_scale({"GPU": 7.0})[0] == "gpu"
-    assert detect_scale({"GPU": 8.0})[0] == "gpu-8"
-    assert detect_scale({"GPU": 64.0})[0] == "mi300x-64"
-
-
 def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as end:
         parse([STAGE_1], [*TINY, "--help"])
@@ -230,13 +172,6 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
     for name in leaves(RunConfig()):
         assert "--" + name.replace("_", "-") in shown, name
     assert "[tokens]" in shown and "(default: 88)" in shown
-
-
-def test_help_of_the_whole_recipe_shows_how_long_its_sft_is(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        parse(ALL, ["--scale", "gpu", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "(default: 5200)" in shown and "(default: 300)" in shown
 
 
 def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -272,16 +207,6 @@ def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
         run(parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
     assert named in str(refused.value).replace(":1", "row 1") and "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(tmp_path: Path):
-    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run")])
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)):
-        pass
-    before = (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(ConfigError, match=r"prompts_per_step"):
-        run([with_values(config, {"prompts_per_step": 3})])
-    assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_a_second_run_is_refused_before_ray_starts_whatever_the_first_is_at(
@@ -392,14 +317,6 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
     assert where - may_change(config) == COMPUTES.keys()
 
 
-def test_a_run_that_goes_on_may_have_another_value_of_what_may_change(tmp_path: Path):
-    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
-    moved = with_values(config, {"learner.zero": 0, "balancer.rule": "static", "checkpoint.keep": 9})
-    for settings in (config, moved):
-        with RunDir.open(tmp_path, "stage1", asdict(settings), may_differ=may_change(config)):
-            pass
-
-
 def test_a_run_directory_from_before_a_change_of_the_settings_is_refused_with_what_changed(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
     before = asdict(config)
@@ -467,14 +384,6 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
     assert "needs a GPU" not in capsys.readouterr().err
 
 
-def test_keeping_only_failures_is_refused():
-    beside = "4 kept leave no place for a success beside 4 failures. Hint: give 5 or more, or"
-    assert beside in refusal("--algorithm.least-failures", "4")
-    few = refusal("--algorithm.keep", "2")  # of two failures that scale tiny keeps
-    assert few.startswith("--algorithm.keep: 2 kept") and "or --algorithm.least-failures 1 or less" in few
-    parse([STAGE_1], [*TINY, "--algorithm.keep", "2", "--algorithm.least-failures", "1"])
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "said"),
     [
@@ -515,29 +424,6 @@ def test_every_command_says_in_one_line_what_is_wrong_with_an_option(
         status = end.code
     error = capsys.readouterr().err
     assert status == 2 and error.startswith(f"error: {said}") and error.count("\n") == 1
-
-
-def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
-    def asked(*options: str) -> tuple[float, ...]:
-        (config,) = parse([EVALUATE], ["--scale", "gpu", *options])
-        ev = config.evaluate
-        return ev.samples, ev.temperature, ev.top_p, ev.max_response_tokens, ev.max_turns
-
-    assert asked("--evaluate.protocol", "paper") == (16, 0.6, 1.0, 30_720, 30)
-    assert asked("--evaluate.protocol=release") == (16, 0.0, 1.0, 30_720, 5)
-    assert asked("--evaluate.protocol", "paper", "--evaluate.samples", "4") == (4, 0.6, 1.0, 30_720, 30)
-    assert asked("--evaluate.protocol", "rstar2-agent-14b") == (16, 0.6, 1.0, 30_720, 30)
-    few = ["--evaluate.protocol", "paper", "--evaluate.max-response-tokens", "512", "--evaluate.samples=2"]
-    (small,) = parse([EVALUATE], [*TINY, *few])
-    assert (small.evaluate.samples, small.evaluate.max_response_tokens, small.evaluate.max_turns) == (2, 512, 30)
-    with pytest.raises(ConfigError, match=r"--evaluate\.max-response-tokens: a response of 30720 tokens leaves no"):
-        parse([EVALUATE], [*TINY, "--evaluate.protocol", "paper"])
-    (tiny,) = parse([EVALUATE], TINY)
-    assert (tiny.evaluate.samples, tiny.evaluate.max_turns) == (4, 6)
-    with pytest.raises(
-        ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol. Hint: choose own, paper, release"
-    ):
-        asked("--evaluate.protocol", "papers")
 
 
 def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_by_one_command(tmp_path: Path):

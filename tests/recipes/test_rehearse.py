@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from recipes.rehearse import REHEARSAL, random_model, rehearse
-from rstar_ray.config import RunConfig, with_values
+from recipes.rehearse import REHEARSAL, rehearse
+from rstar_ray.config import RunConfig
 from rstar_ray.config.scales import MACHINES, at_scale
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_random_model
 from scheduler.planner.capacity import QWEN3_14B, ModelShape
-from scheduler.planner.rehearsal import Line, Seen, compared, told
+from scheduler.planner.rehearsal import Seen, compared
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = ModelShape(
@@ -60,28 +59,6 @@ def test_on_gpus_memory_and_times_are_held_against_the_plan():
     assert wrong(replace(seen, steps=hot), run, QWEN3_14B) == {"a rank, device"}
     blind = tuple({name: one[name] for name in one if "device" not in name} for one in rows)
     assert wrong(replace(seen, steps=blind), run, QWEN3_14B) == {"a rank, device"}
-
-
-def test_a_line_without_a_plan_has_no_ratio():
-    line = Line(what="driver, host", planned=None, seen=2.0, unit="GB")
-    assert told([line]).splitlines()[1].split() == ["driver,", "host", "-", "2", "GB", "-", "ok"]
-
-
-def test_random_weights_are_those_of_the_model_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    made: list[str] = []
-
-    def write(folder: Path, dtype: torch.dtype, *, seed: int) -> int:
-        made.append(f"{(folder / 'config.json').read_text()} {dtype} {seed}")
-        return 1
-
-    monkeypatch.setattr("actors.weights.random_weights.write_random_weights", write)
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(name)
-    base = config()
-    for changed in ({"model": "one"}, {"model": "one"}, {"model": "other"}, {"model": "other", "seed": 1}):
-        random_model(with_values(base, {**changed, "model": str(tmp_path / changed["model"])}), tmp_path / "run")
-    assert made == ["one torch.float32 0", "other torch.float32 0", "other torch.float32 1"]
 
 
 def test_what_is_refused_is_refused_before_random_weights_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -31,25 +31,6 @@ def test_rows_are_taken_as_they_come_and_a_torn_one_when_it_is_whole(tmp_path: P
     assert growing.read() and [row["a"] for row in growing.rows] == [1, 2, 3]
 
 
-def test_a_run_whose_files_were_cut_off_anywhere_has_a_page(tmp_path: Path):
-    path = run_directory(tmp_path / "run", stages={"stage1": 12})
-    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (path / "metrics.jsonl").write_text("".join([*lines[:105], lines[105][:40] + "\n", *lines[106:-1], lines[-1][:60]]))
-    torn = path / "trajectories" / "stage1-held-out.jsonl"
-    torn.write_bytes(torn.read_bytes()[:-200])
-    (path / "trajectories" / "stage1-step-000009.jsonl").write_text("no json\n")
-    (path / "trajectories" / "stage1-step-000010.jsonl").write_text("")
-    assert "metrics.jsonl, line 106 is no row of JSON and is left out" in html_report(read_run(path))
-    data = LiveRun(path).data()
-    assert len(data["x"]) == 10 and len(data["browser"]["columns"]["group"]) == 11
-
-
-def test_a_run_that_has_ended_no_step_can_be_watched_already(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"sft": {"seed": 0}}')
-    run = LiveRun(tmp_path)
-    assert run.data()["health"]["rows"] == [] and run.state() == "not running: no step has ended yet"
-
-
 def test_what_is_served_is_what_the_file_shows_and_grows_with_the_run(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 12})
     append_ledger(path, {"stage1/1/gcd-17/0": RolloutStatus.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})

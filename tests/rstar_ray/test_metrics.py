@@ -11,7 +11,6 @@ from rstar_ray.run_dir.metrics import (
     MetricsLog,
     StepMetrics,
     current_row,
-    share_rollout_time,
     step_metrics,
 )
 from rstar_ray.trajectory import StopReason
@@ -89,17 +88,6 @@ def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path, 
         "the end of metrics.jsonl is left out",
     ]
     assert sum("reward" in line for line in logged) == 3  # the person watching still sees every step
-
-
-def test_a_kept_id_that_was_never_rolled_out_is_refused():
-    with pytest.raises(ValueError, match="kept_ids"):
-        metrics(kept_ids=["z/9"])
-
-
-def test_phases_of_the_rollout_add_up_to_its_wall_time():
-    shares = share_rollout_time(10.0, [summary(generate_s=3, tool_s=1), summary(generate_s=3, tool_s=2, verify_s=1)])
-    assert shares == {"generate_s": 6.0, "tools_s": 3.0, "verify_s": 1.0}
-    assert share_rollout_time(2.0, []) == {"generate_s": 2.0, "tools_s": 0.0, "verify_s": 0.0}
 
 
 def events(folder: str) -> Any:

@@ -16,7 +16,7 @@ import pytest
 
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
-from rstar_ray.run_dir.durable import append_row, read_json, read_rows
+from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger, cut_ledger, ledger_faults
 from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
@@ -150,17 +150,6 @@ def test_two_runs_never_share_a_directory(tmp_path: Path):
         other.kill()
     with RunDir.open(tmp_path, "stage1", {"seed": 1}):
         pass  # a killed run leaves no lock behind
-
-
-def test_a_run_keeps_its_directory_between_stages_too(tmp_path: Path):
-    code = "import sys; from rstar_ray.run_dir.folder import RunDir\nwith RunDir(sys.argv[1]).held(): print('taken')"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with RunDir(tmp_path).held():
-        with RunDir.open(tmp_path, "stage1", CONFIG):
-            pass
-        refused = subprocess.run(command, capture_output=True, text=True)
-        assert f"in use by process {os.getpid()}" in refused.stderr and not refused.stdout
-    assert subprocess.run(command, capture_output=True, text=True).stdout == "taken\n"
 
 
 def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
@@ -515,19 +504,6 @@ def test_a_row_that_must_not_be_lost_is_synced_and_so_is_the_name_of_a_new_file(
     assert synced == [str(rows), str(tmp_path), str(rows)]
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        for step in (1, 2):
-            write(run_dir, "stage1", step)
-
-        def removed_meanwhile(told: Any, folder: Path) -> None:
-            if folder.name.endswith("1"):
-                shutil.rmtree(folder)
-
-        monkeypatch.setattr("rstar_ray.run_dir.manifest._odd", removed_meanwhile)
-        assert steps(run_dir, "stage1") == [2]
-
-
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "sft", 400)
@@ -557,67 +533,6 @@ def test_a_stage_is_finished_only_with_a_whole_checkpoint(tmp_path: Path):
             run_dir.finished_checkpoint("stage1")
 
 
-def test_every_launch_is_recorded_with_versions(tmp_path: Path):
-    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        run_dir.log_launch(scale="tiny", resumed_from=None)
-        run_dir.log_launch(scale="tiny", resumed_from="stage1-step-000010")
-    launches = [json.loads(line) for line in run_dir.launches_path.read_text().splitlines()]
-    assert [launch["resumed_from"] for launch in launches] == [None, "stage1-step-000010"]
-    assert launches[0]["versions"]["python"].startswith("3.")
-
-
-def test_a_row_of_the_ledger_that_is_gone_is_said_when_the_run_goes_on(tmp_path: Path, logged: list[str]):
-    for step in (1, 2, 3, 4):
-        append_ledger(
-            tmp_path, {f"stage1/{step}/a": RolloutStatus.TRAINED}, stage="stage1", step=step, reasons={}, advantages={}
-        )
-    cut_ledger(tmp_path, stage="stage1", after_step=3)
-    assert logged == []
-    ledger = tmp_path / "ledger.jsonl"
-    ledger.write_bytes(ledger.read_bytes()[:-9])  # torn
-    cut_ledger(tmp_path, stage="stage1", after_step=3)
-    assert logged == ["ledger.jsonl: stage1 step 3: the row is gone, and with it the status of its rollouts"]
-    cut_ledger(tmp_path, stage="stage2", after_step=7)
-    assert logged[-1].startswith("ledger.jsonl: stage2 step 1, 2, 3, 4, 5 and 2 more: ")
-
-
-def test_a_file_that_is_no_json_is_named(tmp_path: Path):
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match=r"a\.json: not JSON"):
-        read_json(tmp_path / "a.json")
-    (tmp_path / "a.jsonl").write_text("{}\n{}\n{\n{}\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 3: not JSON"):
-        read_rows(tmp_path / "a.jsonl")
-
-
 def opened(path: Path, config: dict[str, Any], stage: str = "stage1", **more: Any) -> RunDir:
     with RunDir.open(path, stage, config, **more) as run_dir:
         return run_dir
-
-
-def test_a_branch_that_may_differ_is_a_whole_name(tmp_path: Path):
-    config = {"checkpoint": {"keep": 1, "every": 2}, "checkpoints": 3, "scale": "tiny", "seed": 0}
-    opened(tmp_path, config, may_differ=("checkpoint",))
-    opened(tmp_path, config | {"checkpoint": {"keep": 5, "every": 2}}, may_differ=("checkpoint",))
-    opened(tmp_path, config | {"checkpoint": {"keep": 5, "every": 2}}, may_differ=("checkpoint.keep",))
-    with pytest.raises(ConfigError, match="checkpoints: 3 there, 4 now"):
-        opened(tmp_path, config | {"checkpoints": 4}, may_differ=("checkpoint",))
-    opened(tmp_path, config | {"checkpoints": 4}, "stage2")  # a stage of its own ...
-    with pytest.raises(ConfigError, match="stage1 seed: 0 there, 1 now"):
-        opened(tmp_path, config | {"seed": 1}, "stage3")  # ... but of one run
-
-
-def test_what_an_evaluation_leaves_is_no_foreign_folder(tmp_path: Path):
-    (tmp_path / "trajectories").mkdir()
-    (tmp_path / "evaluations.jsonl").touch()
-    (tmp_path / ".hidden").touch()
-    opened(tmp_path, {"a": 1})
-    other = tmp_path / "other"
-    other.mkdir()
-    for name in "dcba":
-        (other / name).touch()
-    with pytest.raises(ConfigError, match=r"holds other files \(a, b, c\) and no run"):
-        opened(other, {"a": 1})
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is a file"):
-        opened(tmp_path / "file", {"a": 1})

@@ -1,31 +1,25 @@
 import asyncio
 import errno
-import re
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rstar_ray import progress_lines as progress
 from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
-from rstar_ray.evaluation import evaluator as evaluation_run
 from rstar_ray.evaluation.evaluator import evaluated, run_evaluation
 from rstar_ray.rollouts import (
     DroppedRollout,
     FinishedRollout,
-    Group,
     TrainingRow,
     roll_out,
     rollout_requests,
-    whole_groups,
 )
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
@@ -33,7 +27,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.run_dir.verify_run import faults
-from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
+from rstar_ray.stages import run_rl, run_sft
 from rstar_ray.train_loop import StepRecord, train_step
 from rstar_ray.trajectory import RolloutRequest
 from tests.fakes import (
@@ -124,30 +118,6 @@ async def test_a_version_names_one_set_of_weights_over_a_whole_run_and_is_sent_o
                 read_json(checkpoint.path / "progress.json")["policy_version"]
             )  # to be evaluated
     assert [(version, steps) for version, _, _, steps in published] == [(n, n) for n in (0, 6, 7, 8, 9, 10, 11)]
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({}, None),
-        ({"reward.place": "boxed"}, None),
-        ({"reward.name": "code"}, "reward calls, reward code:"),
-        ({"tools.environment": "own:Game"}, "environment own:Game:"),
-        ({"reward.name": "code", "algorithm.roc_answer_format": False}, None),
-        ({"reward.name": "code", "algorithm.resample": "random"}, None),
-    ],
-)
-async def test_a_stage_says_once_where_the_format_penalty_is_inactive(
-    values: dict[str, Any], named: str | None, tmp_path: Path, logged: list[str]
-):
-    config = with_values(SMALL, {"steps": 1, **values})
-    problems = adding_problems(40)
-    if named and "calls" in named:
-        problems[3] = replace(problems[3], reward="calls")
-    with RunDir.open(tmp_path, config.stage, {}) as run_dir:
-        await run_rl(config, problems, fake_context(SkilledPolicy(), run_dir=run_dir))
-    lines = [line for line in logged if "roc-answer-format is inactive" in line]
-    assert len(lines) == bool(named) and (named is None or named in lines[0])
 
 
 async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
@@ -243,25 +213,6 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
     rows = read_rows(tmp_path / "run" / "evaluations.jsonl")
     assert rows[0]["avg_at_k"] < rows[2]["avg_at_k"]
     assert all(len(read_rows(tmp_path / "run" / row["problems"])) == 30 for row in rows)
-
-
-async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_path: Path, logged: Logged):
-    config, asked = stage("stage1", evaluate__every_steps=2, steps=4), list[str]()
-
-    async def placed() -> BalancerStats:
-        asked.append("asked")
-        raise OSError("not worth a run")
-
-    def show(line: str) -> None:
-        if "held-out: avg" in line or line.startswith("stage1 "):
-            asked.append(line.split(" | ")[0].split(": avg")[0].strip())
-
-    context = fake_context(SkilledPolicy(), services={"balancer_stats": placed})
-    logged.listeners.append(show)
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), in_run(context, run_dir), heldout=adding_problems(4, seed=1))
-    evaluated_at = [number for number, what in enumerate(asked) if what == "stage1 held-out"]
-    assert len(evaluated_at) == 2 and all(asked[number + 1] == "asked" for number in evaluated_at)
 
 
 @pytest.mark.long
@@ -468,48 +419,6 @@ async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_
     assert again.played == 0  # what only trains, or only says where it runs, changes no answer
 
 
-async def test_an_evaluation_that_lacks_a_problem_ends_with_its_name_and_without_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    lacking: list[str] = []
-
-    async def all_but_one(*asked: Any, **how: Any) -> AsyncIterator[Group | DroppedRollout]:
-        async for group in whole_groups(*asked, **how):
-            if lacking:
-                yield group
-            elif not isinstance(group, DroppedRollout):
-                lacking.append(group[0].summary.problem_id)
-
-    monkeypatch.setattr(evaluation_run, "whole_groups", all_but_one)
-    with pytest.raises(RStarError) as refusal:
-        await run_evaluation(
-            SMALL, {"few": adding_problems(3)}, fake_context(SkilledPolicy(), run_dir=RunDir(tmp_path)), step=0
-        )
-    assert f"1 of 3 problems of few have no result, such as {lacking[0]!r}" in str(refusal.value)
-    assert not (tmp_path / "evaluations.jsonl").exists()
-
-
-async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]):
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    context = fake_context(SkilledPolicy())
-    await run_evaluation(SMALL, HELDOUT, in_run(context, tmp_path), step=3)
-    assert sum(bool(re.search(r"on held-out: \d+ of 30 problems, \d+ s, 0\.\d+ right", line)) for line in logged) == 29
-    assert "avg@4" in logged[-1] and "maj@4" in logged[-1]
-
-
-async def test_an_evaluation_without_answers_says_nothing_of_a_majority(tmp_path: Path, logged: list[str]):
-    class WithoutAnswers(LocalRollouts):
-        async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
-            async for end in super().run(requests):
-                assert isinstance(end, FinishedRollout)
-                yield replace(end, summary=replace(end.summary, answer=""))
-
-    context = replace(fake_context(SkilledPolicy()), rollouts=WithoutAnswers(SkilledPolicy()))
-    (result,) = await run_evaluation(SMALL, {"game": adding_problems(4)}, in_run(context, tmp_path), step=3)
-    assert result["pass_at_k"] > 0 and result["maj_at_k"] is None
-    assert "pass@4" in logged[-1] and "maj@" not in logged[-1]
-
-
 async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path, logged: list[str]):
     config = stage("stage2", until="solved", steps=60)
     policy = SkilledPolicy(skill=0.9, slip=0.0)
@@ -588,14 +497,6 @@ async def test_a_stop_between_the_last_checkpoint_and_its_mark_goes_on(tmp_path:
     (tmp_path / "run" / "finished" / "stage1.json").unlink()
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
     assert RunDir(tmp_path / "run").finished_checkpoint("stage1") is not None
-
-
-async def test_a_stage_starts_from_the_newest_one_finished_before_it(tmp_path: Path):
-    await run_stage(stage("stage1"), SkilledPolicy(), tmp_path / "run")
-    run_dir = RunDir(tmp_path / "run")
-    before = previous_checkpoint(run_dir, "stage3")
-    assert before is not None and before.path.name.startswith("stage1")
-    assert previous_checkpoint(run_dir, "stage1") is None
 
 
 @pytest.mark.parametrize("begun", ["stage1", "stage2"], ids=["its own", "the stage's before"])
@@ -713,25 +614,6 @@ async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
     requests = rollout_requests(adding_problems(1), SMALL, name=3, siblings=2)
     with pytest.raises(DeadlineExceeded, match="stage1/3/0-add-0/0"):
         await roll_out(requests, Silent(), deadline_s=0.05)  # type: ignore[arg-type]
-
-
-class CountedRequests(list[RolloutRequest]):
-    """Says how often it was gone through."""
-
-    walks = 0
-
-    def __iter__(self) -> Iterator[RolloutRequest]:
-        self.walks += 1
-        return super().__iter__()
-
-
-async def test_what_is_unfinished_is_searched_for_when_a_deadline_passes_and_not_for_each_result():
-    counts: list[int] = []
-    for siblings in (1, 16):
-        requests = CountedRequests(rollout_requests(adding_problems(4), SMALL, name=1, siblings=siblings))
-        await roll_out(requests, LocalRollouts(SkilledPolicy()), deadline_s=5.0)
-        counts.append(requests.walks)
-    assert counts[0] == counts[1]
 
 
 async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_trained():
