@@ -311,7 +311,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
             for placement in (colocated, separated)
             if placement is not None
         ),
-        checkpoints(config, model, colocated.learner_gpus).told() + ".",
+        checkpoints(config, model, colocated.learner_gpus).summary() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
         "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
     ]

@@ -32,7 +32,7 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
                 f"{plan.keep} and one being written take {plan.on_disk_gb:,.1f} GB",
                 "name a directory on a larger disk, or keep fewer",
             )
-        lines.append(f"{config.stage}: {plan.told()}; {free_gb:,.0f} GB are free for them")
+        lines.append(f"{config.stage}: {plan.summary()}; {free_gb:,.0f} GB are free for them")
         free_gb -= plan.left_gb(config.sft.steps if config.stage == "sft" else config.steps)
     return lines
 

@@ -50,7 +50,7 @@ class CheckpointPlan:
         """By a whole stage."""
         return -(-steps // self.every_steps) * self.total_gb
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for a person."""
         each = "the one rank" if self.ranks == 1 else f"each of {self.ranks} ranks"
         return (
