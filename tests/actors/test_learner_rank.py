@@ -134,7 +134,7 @@ def test_clipping_by_zero_and_by_us_agree(start: Start):
     results = []
     for zero in ZERO:
         rank = start(zero=zero, grad_clip=0.05)
-        norms.append(update(rank).grad_norm)
+        norms.append(update(rank).metrics["grad_norm"])
         results.append(gradients(rank))
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
     assert norms[0] > 0.05
@@ -183,8 +183,8 @@ def test_with_several_updates_the_ratio_is_taken_to_the_policy_before_the_first(
     rank = start()
     together = rank.train_rl([micro_batches(weighted(half)) for half in halves], 1e-3)
     assert rank.step == together.step == 2
-    assert together.ratio_max > 1.0
-    assert together.tokens == num_sampled(ROWS)
+    assert together.metrics["ratio_max"] > 1.0
+    assert together.metrics["trained_tokens"] == num_sampled(ROWS)
 
 
 def test_of_several_updates_one_that_is_not_finite_is_told_apart_from_those_that_were_applied(start: Start):
@@ -192,8 +192,10 @@ def test_of_several_updates_one_that_is_not_finite_is_told_apart_from_those_that
     rank, alone = start(), start()
     both = rank.train_rl([micro_batches(weighted(good)), micro_batches(weighted(bad))], 1e-3)
     update(alone, good)
-    assert (both.applied, both.refused, both.step, both.tokens) == (True, (1,), 1, num_sampled(good))
-    assert ROWS[1].name in both.reason and math.isfinite(both.loss) and math.isfinite(both.grad_norm)
+    assert (both.applied, both.refused, both.step, both.metrics["trained_tokens"]) == (True, (1,), 1, num_sampled(good))
+    assert (
+        ROWS[1].name in both.reason and math.isfinite(both.metrics["loss"]) and math.isfinite(both.metrics["grad_norm"])
+    )
     assert largest_difference(weights(rank), weights(alone)) == 0.0
     neither = rank.train_rl([micro_batches(weighted(bad))] * 2, 1e-3)
     assert (neither.applied, neither.refused) == (False, (0, 1))
@@ -238,7 +240,7 @@ def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, f
     rank = start(kl_coefficient=0.1, reference_model=folder)
     first = update(rank)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
-    assert (update(rank).kl or 0) > 0
+    assert (update(rank).metrics["kl"] or 0) > 0
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(start: Start):

@@ -105,7 +105,7 @@ def test_what_cannot_be_served_is_one_line_with_the_mend(
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 2
     assert capsys.readouterr().err.endswith(
-        "holds no metrics and no evaluations; name the directory of a run, or wait until it has begun\n"
+        "holds no metrics and no evaluations. Hint: name the directory of a run, or wait until it has begun\n"
     )
     assert main([str(tmp_path / "nowhere")]) == 2
     assert main([str(run_path), "--port", "70000"]) == 2

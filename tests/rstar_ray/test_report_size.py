@@ -29,7 +29,7 @@ def figures(folder: Path) -> dict[str, Any]:
     path = large_run(folder / "large")
     recorded = sum(file.stat().st_size for file in (path / "trajectories").iterdir())
     started_s = time.perf_counter()
-    report = write_report(path, lambda _: None)
+    report = write_report(path)
     written_s = time.perf_counter() - started_s
     seen = asyncio.run(_seen(report.html_path, folder / "profile"))
     return {
