@@ -1,8 +1,8 @@
 """New weights for a running engine, between two decode steps.
 
-Those from the object store are laid out while decoding goes on; then comes a short pause (`update`). Those that a
-learner's rank sends come while it stands still (`begin`, `take`, `end`). An engine with an adapter takes its matrices
-from the object store, mostly without the model's weights.
+Weights from the object store are laid out in shared memory while decoding continues; then comes a short pause
+(`update`). Weights that a learner's rank sends come during the pause (`begin`, `take`, `end`). An engine with an
+adapter takes its matrices from the object store, mostly without the model's weights.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 POLL_S = 0.002
 PATIENCE = 2.0
-"""Longest silence of a sender, over the longest that it waits for any one engine: where one hangs, ranks that gather
-with its own are held up so long, and the engines beside it outlast that."""
+"""Longest silence of a sender, as a multiple of the longest that it waits for one engine: where one engine hangs, the
+ranks that gather with its sender wait that long, and the other engines must outlast it."""
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A swap whose weights come bit by bit."""
+class _Swap:
+    """A swap that has begun; its weights come in parcels."""
 
     version: int
     paused_at: float
-    given_up: asyncio.TimerHandle  # unless more comes
+    timeout: asyncio.TimerHandle  # unless another parcel comes
 
 
 class WeightSwap:
@@ -56,7 +56,7 @@ class WeightSwap:
         deadline_s: float,
         adapter: ServedAdapter | None = None,
     ) -> None:
-        """`deadline_s`: so long senders wait for an answer of an engine."""
+        """`deadline_s`: how long senders wait for an answer of an engine."""
         self._vllm = vllm
         self._meter = meter
         self._model = model
@@ -65,7 +65,7 @@ class WeightSwap:
         self._deadline_s = deadline_s
         self._silent_s = PATIENCE * deadline_s
         self._one_at_a_time = asyncio.Lock()
-        self._begun: _Begun | None = None
+        self._swap: _Swap | None = None
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
 
     async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> LoadedWeights:
@@ -74,44 +74,44 @@ class WeightSwap:
 
         Engines of one node that are given the same weights under one `name` share one copy of them.
 
-        Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
+        Raises `EngineError` for parameters the model does not have, and continues to serve the old weights.
         """
-        llm = self._vllm.alive()
-        async with self._one_at_a_time:
-            began = time.monotonic()
-            entries = [entry for bucket in buckets for entry in bucket.entries]
-            await self._refuse(entries)
-            if self._adapter is not None:
-                alone = all(is_adapter(entry.name) for entry in entries)
-                if alone and self._model_replaced:
-                    raise EngineError(
-                        f"version {version} adapts the weights of {self._model}, which were replaced here"
-                    )
-                await asyncio.to_thread(self._adapter.write, buckets)
-                if alone:
-                    return await self._update_adapter(llm, version, buckets, began)
-                self._model_replaced = True
-            sharing = shared_buckets(name or uuid.uuid4().hex, buckets)
-            shared = await asyncio.to_thread(sharing.__enter__)
-            try:
-                shared_s = time.monotonic() - began
-                paused_at = await self._begin_update(llm)
-                rows = as_rows([bucket.entries for bucket in buckets])
-                await self._load(llm, {"by": BY_FILE, "path": shared.path, "buckets": rows})
-                loaded = await self._serve(llm, version, paused_at)
-            finally:
-                await asyncio.to_thread(sharing.__exit__, None, None, None)
-        return replace(loaded, move_s=shared_s, laid_out=shared.laid_out)
+        start_s = time.monotonic()
+        if self._adapter is not None:
+            async with self._one_at_a_time:
+                if await self._wrote_adapter_alone(self._adapter, version, buckets):
+                    return await self._reload_adapter(version, buckets, start_s)
+        plan = tuple(bucket.entries for bucket in buckets)
+        sharing = shared_buckets(name or uuid.uuid4().hex, buckets)
+        shared = await asyncio.to_thread(sharing.__enter__)
+        try:
+            move_s = time.monotonic() - start_s
+            await self._begin(version, plan)
+            await self.take({"by": BY_FILE, "path": shared.path, "buckets": as_rows(plan)})
+            loaded = await self.end()
+        finally:
+            await asyncio.to_thread(sharing.__exit__, None, None, None)
+        return replace(loaded, move_s=move_s, laid_out=shared.laid_out)
 
-    async def _update_adapter(
-        self, llm: "AsyncLLM", version: int, buckets: Sequence[WeightBucket], began: float
-    ) -> LoadedWeights:
+    async def _wrote_adapter_alone(self, adapter: ServedAdapter, version: int, buckets: Sequence[WeightBucket]) -> bool:
+        """Write the adapter's matrices to its folder; whether the version has nothing else."""
+        entries = [entry for bucket in buckets for entry in bucket.entries]
+        await self._refuse_others(entries)
+        alone = all(is_adapter(entry.name) for entry in entries)
+        if alone and self._model_replaced:
+            raise EngineError(f"version {version} adapts the weights of {self._model}, which were replaced here")
+        await asyncio.to_thread(adapter.write, buckets)
+        self._model_replaced = self._model_replaced or not alone
+        return alone
+
+    async def _reload_adapter(self, version: int, buckets: Sequence[WeightBucket], start_s: float) -> LoadedWeights:
+        llm = self._vllm.alive()
         total = await asyncio.to_thread(checksum, buckets)
-        shared_s = time.monotonic() - began
+        move_s = time.monotonic() - start_s
         paused_at = await self._pause(llm)
-        await self._half_done(llm.update_weight_version(str(version)), "name a version")
+        await self._step(llm.update_weight_version(str(version)), "name a version")
         resumed_at = await self._resume(llm, version)
-        return LoadedWeights(checksum=total, move_s=shared_s, load_s=resumed_at - paused_at)
+        return LoadedWeights(checksum=total, move_s=move_s, load_s=resumed_at - paused_at)
 
     async def join(self, meeting: Mapping[str, Any]) -> None:
         """Be a member of the group in which a learner's rank broadcasts; decoding stands still until all are there."""
@@ -122,49 +122,55 @@ class WeightSwap:
         await self._vllm.ask(llm.init_weight_transfer_engine(request), "join the learner's group")
 
     async def begin(self, version: int, plan: BucketPlan) -> None:
-        """Pause for weights that `take` brings. Raises `EngineError` as `update` does, and then serves on."""
+        """Pause for weights that `take` brings. Raises `EngineError` as `update` does, and then continues to serve."""
+        if self._adapter is not None:
+            raise EngineError("an engine with an adapter takes weights from the object store alone")
+        await self._begin(version, plan)
+
+    async def _begin(self, version: int, plan: BucketPlan) -> None:
         llm = self._vllm.alive()
         await self._one_at_a_time.acquire()
         with self._released_if_failed():
-            if self._adapter is not None:
-                raise EngineError("an engine with an adapter takes weights from the object store alone")
-            await self._refuse([entry for entries in plan for entry in entries])
-            paused_at = await self._begin_update(llm)
-            self._begun = _Begun(version, paused_at, self._give_up_later())
+            await self._refuse_others([entry for entries in plan for entry in entries])
+            paused_at = await self._pause(llm)
+            await self._step(llm.start_weight_update(), "begin a weight update")
+            self._swap = _Swap(version, paused_at, self._give_up_later())
 
     async def take(self, parcel: Mapping[str, Any]) -> None:
-        """Load what a rank sends (`actors.weights.arrivals`)."""
-        begun = self._going_on()
+        """Load a parcel (`actors.weights.arrivals`)."""
+        swap = self._current()
         with self._released_if_failed():
             await self._load(self._vllm.alive(), dict(parcel))
-            begun.given_up = self._give_up_later()
+            swap.timeout = self._give_up_later()
 
     async def end(self) -> LoadedWeights:
-        """Serve what was taken."""
-        begun = self._going_on()
+        """Serve the weights that were taken."""
+        swap = self._current()
         with self._released_if_failed():
-            loaded = await self._serve(self._vllm.alive(), begun.version, begun.paused_at)
+            llm = self._vllm.alive()
+            # Asked for after decoding has resumed, the checksum would wait for a decode step.
+            resumed_at, total = await _both(self._finish(llm, swap.version), self._checksum(llm))
         self._release()
-        return loaded
+        return LoadedWeights(checksum=total, load_s=resumed_at - swap.paused_at)
 
-    def _going_on(self) -> _Begun:
-        if self._begun is None:
+    def _current(self) -> _Swap:
+        if self._swap is None:
             raise EngineError("no swap of weights has begun here")
-        self._begun.given_up.cancel()
-        return self._begun
+        self._swap.timeout.cancel()
+        return self._swap
 
     def _give_up_later(self) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(self._silent_s, self._give_up)
 
     def _give_up(self) -> None:
-        """It stands still, with weights that are half old and half new."""
+        """Decoding is paused, with weights that are half old and half new."""
         self._vllm.mark_dead(f"a swap of weights was begun, and for {self._silent_s:g} s nothing more came")
         self._release()
 
     def _release(self) -> None:
-        if self._begun is not None:
-            self._begun.given_up.cancel()
-        self._begun = None
+        if self._swap is not None:
+            self._swap.timeout.cancel()
+        self._swap = None
         self._one_at_a_time.release()
 
     @contextlib.contextmanager
@@ -175,48 +181,37 @@ class WeightSwap:
             self._release()
             raise
 
-    async def _refuse(self, entries: Sequence[WeightEntry]) -> None:
+    async def _refuse_others(self, entries: Sequence[WeightEntry]) -> None:
         adapter = {} if self._adapter is None else self._adapter.shapes
         await asyncio.to_thread(refuse_other_parameters, self._model, entries, adapter)
 
-    async def _serve(self, llm: "AsyncLLM", version: int, paused_at: float) -> LoadedWeights:
-        # Asked for once decoding goes on, the checksum would wait for a decode step.
-        resumed_at, checksum = await _both(self._go_on(llm, version), self._checksum(llm))
-        return LoadedWeights(checksum=checksum, load_s=resumed_at - paused_at)
-
     async def _pause(self, llm: "AsyncLLM") -> float:
-        """Pause decoding and forget all KV, so that none of the old weights' is ever read again; returns when.
+        """Pause decoding and drop all KV, so that none of the old weights' is read again; returns when.
 
-        The prefix cache is emptied. A request under way keeps its tokens and their log-probs, waits, and has its KV
-        computed again under the new weights; its tokens are then of several versions.
+        A running request keeps its tokens and their log-probs. Its KV is computed again under the new weights, and its
+        tokens are then of several versions.
         """
         await self._vllm.ask(pause_decoding(llm), "pause for new weights")
         return time.monotonic()
 
-    async def _begin_update(self, llm: "AsyncLLM") -> float:
-        """Pause for weights that are loaded over those that serve; returns when."""
-        paused_at = await self._pause(llm)
-        await self._half_done(llm.start_weight_update(), "begin a weight update")
-        return paused_at
-
     async def _load(self, llm: "AsyncLLM", payload: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        await self._half_done(llm.update_weights(WeightTransferUpdateRequest(payload)), "load new weights")
+        await self._step(llm.update_weights(WeightTransferUpdateRequest(payload)), "load new weights")
 
-    async def _go_on(self, llm: "AsyncLLM", version: int) -> float:
-        await self._half_done(llm.finish_weight_update(str(version)), "finish a weight update")
+    async def _finish(self, llm: "AsyncLLM", version: int) -> float:
+        await self._step(llm.finish_weight_update(str(version)), "finish a weight update")
         return await self._resume(llm, version)
 
     async def _resume(self, llm: "AsyncLLM", version: int) -> float:
         if self._adapter is not None:  # after the model's weights: vLLM removes adapters with these
-            await self._half_done(llm.add_lora(self._adapter.loading), "load an adapter")
+            await self._step(llm.add_lora(self._adapter.loading), "load an adapter")
         self._meter.forgive_running()  # by now the statistics of the last step have come
         await self._vllm.ask(llm.resume_generation(), "go on after new weights")
         self.policy_version = version
         return time.monotonic()
 
-    async def _half_done(self, awaitable: Awaitable[T], what: str) -> T:
+    async def _step(self, awaitable: Awaitable[T], what: str) -> T:
         """A step of a swap: an engine whose weights are half old and half new must not serve."""
         try:
             return await self._vllm.ask(awaitable, what)
