@@ -1,6 +1,6 @@
 """One generation engine: tokens in, tokens and log-probs out, weights swapped between two decode steps.
 
-A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in processes of its own; this one only talks to them.
+A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in separate processes.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import LoadMeter
 from actors.generation.served_adapter import ServedAdapter
+from actors.generation.vllm_private import cache_sizes
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap
@@ -84,12 +85,9 @@ class Engine:
         if self._adapter is not None:
             await asyncio.to_thread(self._adapter.create, self._vllm.folder / "adapter")
             await self._vllm.ask(llm.add_lora(self._adapter.loading), "load an adapter")
-        cache = llm.vllm_config.cache_config
-        assert cache.num_gpu_blocks is not None
+        num_blocks, block_size, max_model_len = cache_sizes(llm)
         self._facts = EngineFacts(
-            kv_capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,  # vLLM keeps one block for itself
-            block_size=cache.block_size,
-            max_model_len=llm.vllm_config.model_config.max_model_len,
+            kv_capacity_tokens=num_blocks * block_size, block_size=block_size, max_model_len=max_model_len
         )
         self._meter.kv_capacity_tokens = self._facts.kv_capacity_tokens
         if self._measures_cost:

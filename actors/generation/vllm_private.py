@@ -52,6 +52,13 @@ def core_pids(llm: "AsyncLLM") -> list[int]:
     return [process.pid for process in processes if process.pid]
 
 
+def cache_sizes(llm: "AsyncLLM") -> tuple[int, int, int]:
+    """Blocks of the KV cache that requests may have, the tokens of a block, and the longest context."""
+    cache = attribute(llm, "vllm_config.cache_config")
+    num_blocks, block_size = attribute(cache, "num_gpu_blocks"), attribute(cache, "block_size")
+    return num_blocks - 1, block_size, attribute(llm, "vllm_config.model_config.max_model_len")  # vLLM keeps one block
+
+
 async def pause_decoding(llm: "AsyncLLM") -> None:
     """Pause between two decode steps and empty the prefix cache; running requests stay and are computed again.
 

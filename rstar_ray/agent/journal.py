@@ -68,7 +68,6 @@ class TurnJournal:
         self._files: dict[Path, BinaryIO] = {}
         self._num_torn = 0  # files that could not be written to their end
         self._unwritten: deque[tuple[Path, bytes]] = deque()
-        self._added_bytes = self._gone_bytes = 0  # since the start: added, and written or given up
 
     def add(self, before: RolloutState, after: RolloutState, weights: int) -> None:
         """Record the turn between two states of a rollout. Ids that name no step or evaluation are not recorded."""
@@ -94,7 +93,6 @@ class TurnJournal:
         columns = [np.array(getattr(after, name)[start:], kind).tobytes() for name, kind in _COLUMNS]
         body = b"".join((json.dumps(asdict(record)).encode(), b"\n", *columns))
         self._unwritten.append((folder, _FRAME.pack(len(body), zlib.crc32(body, _FORM)) + body))
-        self._added_bytes += len(body)
 
     def restart(self, state: RolloutState, weights: int) -> None:
         """The rollout restarts from its prompt: records before this one no longer count."""
@@ -102,33 +100,31 @@ class TurnJournal:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether anything was added that no `flush` has brought to its end."""
+        """Whether records wait for a `flush`, or for the end of one."""
         return bool(self._unwritten)
 
     @property
     def unwritten_bytes(self) -> int:
-        """Of that, about."""
-        return self._added_bytes - self._gone_bytes
+        return sum(len(frame) for _, frame in self._unwritten.copy())
 
     def flush(self) -> None:
-        """What was added before survives this process; in any thread, one call after the other.
+        """Records added before survive this process; in any thread, one call after the other.
 
-        What cannot be written is given up, and so is its file, whose end is torn: what is added later gets another.
+        After a failure the unwritten records are dropped. The end of their file is torn: later records go to another.
         """
         try:
             if any(not folder.exists() or not os.fstat(file.fileno()).st_nlink for folder, file in self._files.items()):
-                self._close_files()  # removed, as all that was played for it had ended; another may have made it anew
-            count = len(self._unwritten)  # more may come meanwhile
+                self._close_files()  # the folder was removed when its step ended
+            count = len(self._unwritten)  # more may be added meanwhile
             for position in range(count):
                 folder, frame = self._unwritten[position]
                 self._file(folder).write(frame)
             for file in self._files.values():
                 file.flush()
             for _ in range(count):
-                self._gone_bytes += len(self._unwritten.popleft()[1]) - _FRAME.size
+                self._unwritten.popleft()
         except BaseException:
             self._unwritten.clear()
-            self._gone_bytes = self._added_bytes
             self._num_torn += 1
             self._close_files()
             raise
@@ -139,7 +135,7 @@ class TurnJournal:
 
     def _close_files(self) -> None:
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # all of it is written, or was said not to be
+            with contextlib.suppress(OSError):  # everything is written, or its failure was raised
                 file.close()
         self._files.clear()
 
@@ -147,15 +143,15 @@ class TurnJournal:
         if folder not in self._files:
             for file in self._files.values():
                 file.flush()
-            self._close_files()  # another step: its rollouts were all done
+            self._close_files()  # a new step begins when all rollouts of the last have ended
             folder.mkdir(parents=True, exist_ok=True)
-            life = f"{self._name}-{self._num_torn}" if self._num_torn else self._name
-            self._files[folder] = (folder / f"{life}.turns").open("ab")
+            name = f"{self._name}-{self._num_torn}" if self._num_torn else self._name
+            self._files[folder] = (folder / f"{name}.turns").open("ab")
         return self._files[folder]
 
 
 def turns_folder(journal: Path, rollout_id: str) -> Path | None:
-    """Where the turns lie of all that is played for the same training step, evaluation, or choice of a hard set."""
+    """The folder of all turns for one training step, one evaluation, or one choice of a hard set; None for others."""
     played_for = _PLAYED_FOR.match(rollout_id)
     if played_for is None:
         return None
