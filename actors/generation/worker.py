@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
@@ -54,6 +54,15 @@ NO_THREAD = "can't start new thread"
 """A want of memory too, which Python says in a `RuntimeError`."""
 
 
+@dataclass(slots=True)
+class _Resident:
+    """A rollout that is played here."""
+
+    state: RolloutState  # at its last finished turn
+    task: asyncio.Task[None]
+    leaves: bool = False  # at its next turn boundary
+
+
 class GenerationWorker:
     """Plays the rollouts it is granted. One event loop; every rollout is one task."""
 
@@ -82,9 +91,7 @@ class GenerationWorker:
         self._die = die
         self._coming_up: asyncio.Future[EngineFacts] | None = None
         self._facts: EngineFacts | None = None
-        self._playing: dict[str, asyncio.Task[None]] = {}
-        self._states: dict[str, RolloutState] = {}  # of what is playing, at its last finished turn
-        self._leaving: set[str] = set()  # to be handed back at their next turn boundary
+        self._residents: dict[str, _Resident] = {}
         self._outbox, self._unsent = Outbox(), Outbox()  # the second: what is being sent, or was
         self._reporting = asyncio.Event()
         self._metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
@@ -134,9 +141,10 @@ class GenerationWorker:
         return replace(self._engine.load(), at_tools=self._metrics.at_tools())
 
     async def close(self) -> None:
-        for task in [*self._loops, *self._playing.values()]:
+        tasks = [*self._loops, *(one.task for one in self._residents.values())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._loops, *self._playing.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._journal.close()
         await self._engine.close()
 
@@ -149,7 +157,7 @@ class GenerationWorker:
             max_running=in_flight_limit(self._max_running),
             block_tokens=self._facts.block_size,
             policy_version=self._engine.policy_version,
-            resident=tuple(rollout_load(state) for state in self._states.values()),
+            resident=tuple(rollout_load(one.state) for one in self._residents.values()),
             cost=self._facts.cost,
         )
         for rollout_id in await self._ask(lambda b: b.register(me), "register"):
@@ -175,10 +183,9 @@ class GenerationWorker:
                         self._begin(order)
                     case Cancel():
                         self._cancel(order.rollout_id)
-                    case _ if order.rollout_id in self._playing:  # a move
-                        self._leaving.add(order.rollout_id)
-                    case _:  # that ended meanwhile
-                        pass
+                    case _:  # a move, of a rollout that may have ended meanwhile
+                        if resident := self._residents.get(order.rollout_id):
+                            resident.leaves = True
 
     async def _next_orders(self, acknowledged: int) -> Batch[Order]:
         return await self._ask(
@@ -190,17 +197,15 @@ class GenerationWorker:
         if grant.placement is not None:
             state = replace(state, placements=(*state.placements, grant.placement))
         rollout_id = state.request.rollout_id
-        if rollout_id in self._playing:  # a grant delivered twice
+        if rollout_id in self._residents:  # a grant delivered twice
             return
-        self._states[rollout_id] = state
         task = asyncio.create_task(self._play(state))
         task.add_done_callback(self._note_fault)
-        self._playing[rollout_id] = task
+        self._residents[rollout_id] = _Resident(state, task)
 
     def _cancel(self, rollout_id: str) -> None:
-        if task := self._playing.get(rollout_id):
-            task.cancel()
-        self._forget(rollout_id)
+        if resident := self._residents.pop(rollout_id, None):
+            resident.task.cancel()
 
     async def _play(self, state: RolloutState) -> None:
         """One rollout here. What is wrong with it alone ends it, and not the engine under all the others."""
@@ -211,7 +216,7 @@ class GenerationWorker:
             met = failed.cause if isinstance(failed, RayTaskError) else failed
             if isinstance(met, BROKEN) or NO_THREAD in str(met):
                 raise
-            self._drop(self._states.get(rollout_id, state), _named(rollout_id, met))
+            self._drop(self._reached(state), _named(rollout_id, met))
 
     async def _played(self, state: RolloutState) -> None:
         rollout_id = state.request.rollout_id
@@ -250,7 +255,7 @@ class GenerationWorker:
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
             self._end_rollout(await score(state, self._judge, self._chat))
         except ToolStateLost as lost:
-            reached = self._states.get(rollout_id, state)
+            reached = self._reached(state)
             if reached.restarts >= MAX_ROLLOUT_RESTARTS:
                 self._drop(reached, f"tools: {lost}, {reached.restarts + 1} times")
             else:
@@ -259,7 +264,7 @@ class GenerationWorker:
                 self._hand_back(again)
         except (SandboxError, ToolError) as failed:
             part = "sandbox" if isinstance(failed, SandboxError) else "tools"
-            self._drop(self._states.get(rollout_id, state), f"{part}: {failed}")
+            self._drop(self._reached(state), f"{part}: {failed}")
         except EngineError as died:
             moves = True
             await self._end(died)
@@ -269,7 +274,7 @@ class GenerationWorker:
 
     def _drop(self, state: RolloutState, reason: str) -> None:
         """A failure of ours ends a rollout: its KV cache is freed, and its group hears the reason."""
-        if state.request.rollout_id in self._playing:  # judging comes after the release
+        if state.request.rollout_id in self._residents:  # judging comes after the release
             self._release(state)
         self._end_rollout(
             DroppedRollout(rollout_id=state.request.rollout_id, group_id=state.request.group_id, reason=reason)
@@ -280,34 +285,35 @@ class GenerationWorker:
         self._ended.put(ended)
 
     def _turn_finished(self, state: RolloutState) -> bool:
-        rollout_id = state.request.rollout_id
-        self._note_turn(state)
-        if rollout_id in self._leaving:
+        resident = self._note_turn(state)
+        if resident is None or resident.leaves:
             return False
         self._outbox.turn_ended(state)
         self._reporting.set()
         return True
 
-    def _note_turn(self, state: RolloutState) -> None:
-        before = self._states.get(state.request.rollout_id)  # None: handed back when the engine died
-        if before is not None and before is not state:
-            self._journal.turn_finished(before, state)
-            self._states[state.request.rollout_id] = state
+    def _note_turn(self, state: RolloutState) -> _Resident | None:
+        """None for a rollout that was handed back when the engine died."""
+        resident = self._residents.get(state.request.rollout_id)
+        if resident is not None and resident.state is not state:
+            self._journal.turn_finished(resident.state, state)
+            resident.state = state
+        return resident
+
+    def _reached(self, start: RolloutState) -> RolloutState:
+        """The rollout at its last finished turn."""
+        resident = self._residents.get(start.request.rollout_id)
+        return start if resident is None else resident.state
 
     def _release(self, state: RolloutState) -> None:
-        self._forget(state.request.rollout_id)
+        self._residents.pop(state.request.rollout_id, None)
         self._outbox.turn_ended(state, ended=True)
         self._reporting.set()
 
     def _hand_back(self, state: RolloutState) -> None:
-        self._forget(state.request.rollout_id)
+        self._residents.pop(state.request.rollout_id, None)
         self._outbox.hand_back(state)
         self._reporting.set()
-
-    def _forget(self, rollout_id: str) -> None:
-        self._playing.pop(rollout_id, None)
-        self._states.pop(rollout_id, None)
-        self._leaving.discard(rollout_id)
 
     def _note_fault(self, task: asyncio.Task[None]) -> None:
         """A task that raised would otherwise end in silence, and the run wait for it until its deadline."""
@@ -336,7 +342,7 @@ class GenerationWorker:
             turns, load = outbox.turns, self.load()
             await self._ask(lambda b: b.report(self._replica_id, turns, load), "a report")
             outbox.turns = []
-        if back := [both for name, both in outbox.returned.items() if name not in self._playing]:  # nor granted again
+        if back := [both for name, both in outbox.returned.items() if name not in self._residents]:  # nor granted again
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
@@ -347,8 +353,8 @@ class GenerationWorker:
         for task in self._loops:
             task.cancel()
         await self._journal.flush()
-        for state in [*self._states.values()]:
-            self._hand_back(state)
+        for resident in [*self._residents.values()]:
+            self._hand_back(resident.state)
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
             words = self._report(self._outbox.after(self._unsent))  # with what has ended: it is not to be played again
             await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last words")

@@ -172,8 +172,8 @@ async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_
     await second.start()
     await second.serve()
     balancer.balancer.set_serving("generation/0", False)  # so that it can only go on at the other
-    assert "r0" in first._playing
-    first._leaving.add("r0")  # as a `Move` in the grants does
+    assert "r0" in first._residents
+    first._residents["r0"].leaves = True  # as a `Move` in the grants does
     engine.go.set()
     found = await collect(second, 1)
     assert isinstance(found["r0"], TrajectorySummary) and found["r0"].num_turns >= 2
@@ -181,7 +181,7 @@ async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_
     why = "most room by expected KV"
     assert stays == [("generation/0", 0, why), ("generation/1", 1, why)]
     assert len(found["r0"].turn_s) == found["r0"].num_turns
-    assert "r0" not in first._playing
+    assert "r0" not in first._residents
     await first.close()
     await second.close()
 
