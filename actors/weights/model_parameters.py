@@ -22,30 +22,30 @@ NAMED = 4
 
 
 @lru_cache(maxsize=4)
+def _empty_model(folder: Path) -> Any:
+    """The causal LM that config.json describes, without memory for its parameters; nothing is loaded."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+
+
 def parameter_shapes(folder: Path) -> Shapes:
-    """Every parameter of the causal LM that config.json describes, tied ones once; nothing is loaded."""
-    import torch
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(config)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    """Every parameter of the folder's model, tied ones once."""
+    return {name: tuple(parameter.shape) for name, parameter in _empty_model(folder).named_parameters()}
 
 
-@lru_cache(maxsize=4)
 def linear_layers(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """Outputs and inputs of every linear layer of that causal LM but its output head; nothing is loaded."""
-    import torch
-    import transformers
+    """Outputs and inputs of every linear layer of the folder's model but its output head."""
+    from torch import nn
 
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    model = _empty_model(folder)
     head = model.get_output_embeddings()
     return {
         name: (module.out_features, module.in_features)
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module is not head
     }
 
 
