@@ -58,13 +58,13 @@ async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluste
     await balancer.submit.remote([(load(name), "payload") for name in ("g/a", "g/b", "h/c")])
     orders = await balancer.next_orders.remote("r0", 0, 10.0)
     assert {order.load.rollout_id for order in orders.items} == {"g/a", "g/b", "h/c"}
-    await balancer.report.remote("r0", [], [end("h/c")])
+    await balancer.report.remote("r0", [end("h/c")])
     before = await balancer.learned.remote()
     ray.kill(balancer, no_restart=False)
     deadline = time.monotonic() + 60
     while True:
         try:
-            await balancer.report.remote("r0", [], [])
+            await balancer.report.remote("r0", [])
         except UnknownReplica:
             break
         except ray.exceptions.RayActorError:
@@ -77,6 +77,6 @@ async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluste
     await balancer.submit.remote([(load("g/a"), "payload"), (load("g/b"), "payload")])
     orders = await balancer.next_orders.remote("r0", 0, 30.0)
     assert [order.load.rollout_id for order in orders.items] == ["g/b"], "what runs is not granted twice"
-    await balancer.report.remote("r0", [], [end("g/a"), end("g/b")])
+    await balancer.report.remote("r0", [end("g/a"), end("g/b")])
     snapshot = await balancer.snapshot.remote()
     assert (snapshot.finished, snapshot.in_flight, snapshot.waiting) == (2, 0, 0)
