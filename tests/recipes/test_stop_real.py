@@ -132,10 +132,10 @@ def test_a_stage_that_is_stopped_in_a_step_keeps_it_leaves_nothing_and_goes_on_t
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(CACHES)] == []
     shutil.rmtree(temporary)
 
-    jobs.submit_job(entrypoint=command, submission_id="again")
-    until(lambda: jobs.get_job_status("again") in (JobStatus.SUCCEEDED, JobStatus.FAILED), "again")
-    log = jobs.get_job_logs("again")
-    assert jobs.get_job_status("again") == JobStatus.SUCCEEDED, log
+    jobs.submit_job(entrypoint=command, submission_id="resumed")
+    until(lambda: jobs.get_job_status("resumed") in (JobStatus.SUCCEEDED, JobStatus.FAILED), "resumed")
+    log = jobs.get_job_logs("resumed")
+    assert jobs.get_job_status("resumed") == JobStatus.SUCCEEDED, log
     assert f"stage1: going on after step {reached}" in log
     assert steps() == [*range(1, STEPS + 1)]
     assert not faults(run.path)
