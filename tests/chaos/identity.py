@@ -38,6 +38,7 @@ def computed(run: Run) -> list[dict[str, Any]]:
 
 
 def _tokens(run: Run) -> list[dict[str, Any]]:
+    """By id: an evaluation's rollouts are recorded in the order in which they end."""
     rollouts = [row for path in sorted(run.path.glob("trajectories/*.jsonl")) for row in read_rows(path)]
     return [
         {
@@ -46,7 +47,7 @@ def _tokens(run: Run) -> list[dict[str, Any]]:
             "turns": [(turn["completion_ids"], turn["tool_response"]) for turn in row["turns"]],
             "reward": row["reward"],
         }
-        for row in rollouts
+        for row in sorted(rollouts, key=lambda row: (row["stage"], row["step"], row["rollout_id"]))
     ]
 
 
