@@ -36,7 +36,8 @@ def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
     except ConfigError as refused:
         return _ended(refused, 2)
     except Stopped as stopped:
-        return _ended(stopped, 130, f"{stopped}; the same command goes on")
+        log.warning("%s; the same command resumes it", stopped)
+        return 130
     except RStarError as failed:
         return _ended(failed, 1)
     except Exception as failed:
@@ -46,8 +47,10 @@ def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
             return _ended(failed, 1, f"{type(failed).__name__}: {' '.join(str(failed).split())}")
         _ended(failed, 1, f"unexpected {type(failed).__name__}: {failed}")
         raise
-    except KeyboardInterrupt as stopped:
-        return _ended(stopped, 130, interrupted) if interrupted else 130
+    except KeyboardInterrupt:
+        if interrupted:
+            log.warning(interrupted)
+        return 130
 
 
 def _of_a_lost_actor(failed: Exception) -> bool:

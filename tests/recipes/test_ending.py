@@ -33,7 +33,6 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
             "error: [Errno 28] No space left on device: 'metrics.jsonl'; make room, and the same command goes on\n",
         ),
         (LearnerError("rank 1 is gone"), 1, "error: rank 1 is gone\n"),
-        (KeyboardInterrupt(), 130, "error: stopped\n"),
     ],
 )
 def test_each_kind_of_end_has_its_status_and_one_line(
@@ -41,6 +40,11 @@ def test_each_kind_of_end_has_its_status_and_one_line(
 ):
     assert status_of(_raises(error), interrupted="stopped") == status
     assert capsys.readouterr().err == said
+
+
+def test_a_stop_that_was_asked_for_is_no_error(capsys: pytest.CaptureFixture[str]):
+    assert status_of(_raises(KeyboardInterrupt()), interrupted="stopped") == 130
+    assert tuple(capsys.readouterr()) == ("stopped\n", "")
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")])

@@ -155,7 +155,7 @@ def is_stopped_by_sigterm_and_goes_on(journey: Journey, command: list[str]) -> N
         journey.until("stage1 1/", process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 130, journey.said()
-    assert "with a checkpoint; the same command goes on" in journey.log.read_text(), journey.said()
+    assert "with a checkpoint; the same command resumes it" in journey.log.read_text(), journey.said()
     assert "stage1: going on after step" in journey.done(command)
     rows = read_rows(journey.run_dir / "metrics.jsonl")
     stage1 = [row for row in rows if row["stage"] == "stage1"]
