@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -75,7 +76,11 @@ def test_a_stranger_is_refused_and_who_has_the_token_is_not(place: str, program:
         stranger = ask(program, address, tmp_path / "home", **environment)
         assert stranger.returncode != 0 and not stranger.stdout, stranger.stdout
         assert "uthenticat" in stranger.stderr, stranger.stderr[-1_000:]
-    friend = ask(program, address, tmp_path / "home", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=door.the_token())
+    for _ in range(60):  # Ray's job agent starts after its head, and a job is refused until then
+        friend = ask(program, address, tmp_path / "home", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=door.the_token())
+        if "No available agent" not in friend.stderr:
+            break
+        time.sleep(1)
     assert friend.returncode == 0, friend.stderr[-1_000:]
 
 
