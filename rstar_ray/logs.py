@@ -65,8 +65,9 @@ class RecordBuffer(logging.Handler):
         self._records.append(_picklable(record))
 
     def take(self) -> tuple[logging.LogRecord, ...]:
-        records = tuple(self._records)
-        self._records.clear()
+        with self.lock or contextlib.nullcontext():  # a probe may run in another thread than what is logged
+            records = tuple(self._records)
+            self._records.clear()
         return records
 
 
