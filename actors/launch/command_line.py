@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.launch.ray_connection import connect
 from rstar_ray.config import Condition, RunConfig, idle, with_values
-from rstar_ray.config.options import HELP, given, options_of, spelled, with_config_file
+from rstar_ray.config.options import HELP, given, options_of, spelled, split_config_file, with_config_file
 from rstar_ray.config.protocols import PROTOCOLS
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import SCALES, at_scale, detect_scale, local_resources
@@ -43,10 +43,15 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     `--model` is the policy the first stage starts from; the others start from the stage before. Raises `ConfigError`
     in one line that names the option and how to fix it.
     """
-    argv = with_config_file(argv)
+    of_file, own = split_config_file(argv)
+    scales = [chosen("--scale", words, ("auto", *SCALES), "auto") for words in (of_file, own)]
+    if "auto" not in scales and scales[0] != scales[1]:
+        raise ConfigError("--scale", "differs from the scale in the file of --config", "remove one of the two")
+    argv = [*of_file, *own]
     scale = _scale(argv)
-    protocol = PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")]
-    words = [*_options(protocol), *argv]  # the last of two counts: what is asked for besides goes over a protocol
+    protocol = _options(PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")])
+    # Of two equal options the last counts. A protocol's options stand right before the words that chose it.
+    words = [*of_file, *protocol, *own] if "--evaluate.protocol" in given(own) else [*protocol, *argv]
     defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
     if HELP & set(argv):
         _parse_one(_shown(defaults), words)  # exits

@@ -49,18 +49,37 @@ def with_config_file(argv: Sequence[str]) -> list[str]:
 
     Raises `ConfigError` for a file that cannot be read as TOML.
     """
-    rest = list(argv)
-    place = next((number for number, word in enumerate(rest) if word.partition("=")[0] == CONFIG), None)
-    if place is None:
-        return rest
-    _, equals, path = rest.pop(place).partition("=")
+    of_file, own = split_config_file(argv)
+    first_option = next((number for number, word in enumerate(own) if word.startswith("-")), len(own))
+    return [*own[:first_option], *of_file, *own[first_option:]]  # a list at the file's end takes no positional
+
+
+def split_config_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of the file that `--config` names, as words, and the command line without `--config`.
+
+    Raises `ConfigError` for a file that cannot be read as TOML, and for a second `--config`.
+    """
+    own = list(argv)
+    places = [number for number, word in enumerate(own) if word.partition("=")[0] == CONFIG]
+    if not places:
+        return [], own
+    if len(places) > 1:
+        raise ConfigError(CONFIG, f"given {len(places)} times", "give one file")
+    _, equals, path = own.pop(places[0]).partition("=")
     if not equals:
-        path = rest.pop(place) if place < len(rest) else ""
+        path = own.pop(places[0]) if places[0] < len(own) else ""
     try:
         tree = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as unreadable:
         raise ConfigError(CONFIG, f"{path!r} cannot be read ({unreadable})", "give a TOML file") from unreadable
-    return [word for name, value in _flat(tree) for word in _words(name, value)] + rest
+    return [word for name, value in _flat(tree) for word in _written(name, value)], own
+
+
+def _written(name: str, value: Any) -> list[str]:
+    """A setting of a file as words; a text that begins with a dash stays the option's value."""
+    if isinstance(value, bool | list):
+        return _words(name, value)
+    return [f"{_words(name)[0]}={value}"]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

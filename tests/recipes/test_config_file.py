@@ -12,11 +12,12 @@ from actors.launch.run import run
 from actors.preflight.__main__ import settings_findings
 from actors.preflight.facts import Verdict
 from recipes import plan
+from recipes.evaluate import EVALUATE
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage3 import STAGE_3
 from rstar_ray.config import idle, leaves
-from rstar_ray.config.options import as_toml
+from rstar_ray.config.options import as_toml, with_config_file
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.errors import ConfigError, RStarError
 
@@ -49,6 +50,27 @@ def test_what_is_wrong_in_a_file_is_named_as_on_the_command_line(text: str, said
     assert str(refused.value).startswith(said)
     with pytest.raises(ConfigError, match=r"^--config: 'gone\.toml' cannot be read"):
         parse([STAGE_1], ["--config", "gone.toml"])
+
+
+def test_a_protocol_on_the_command_line_wins_over_the_file_and_one_in_the_file_does_not(tmp_path: Path):
+    file = written(tmp_path / "run.toml", "scale = 'tiny'\n[engine]\nmax_context_tokens = 40_960\n[evaluate]\nsamples = 3\n")
+    (config,) = parse([EVALUATE], ["--config", file, "--evaluate.protocol", "paper"])
+    assert (config.evaluate.protocol, config.evaluate.samples) == ("paper", 16)
+    file = written(tmp_path / "both.toml", "scale = 'tiny'\n[engine]\nmax_context_tokens = 40_960\n[evaluate]\nprotocol = 'paper'\nsamples = 3\n")
+    assert parse([EVALUATE], ["--config", file])[0].evaluate.samples == 3
+
+
+def test_another_scale_than_the_files_and_a_second_file_are_refused(tmp_path: Path):
+    file = written(tmp_path / "run.toml", "scale = 'tiny'\nsteps = 3\n")
+    with pytest.raises(ConfigError, match=r"^--scale: differs from the scale in the file"):
+        parse([STAGE_1], ["--config", file, "--scale", "gpu"])
+    with pytest.raises(ConfigError, match=r"^--config: given 2 times"):
+        parse([STAGE_1], ["--config", file, f"--config={file}"])
+
+
+def test_a_list_at_the_files_end_takes_no_positional_and_a_dash_is_no_option(tmp_path: Path):
+    file = written(tmp_path / "run.toml", "steps = -1\n[tools]\nuse = ['python']\n")
+    assert with_config_file(["RUN", "--config", file]) == ["RUN", "--steps=-1", "--tools.use", "python"]
 
 
 @pytest.mark.parametrize("recipe", [SFT, STAGE_1, STAGE_3], ids=lambda recipe: recipe.stage)
