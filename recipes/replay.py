@@ -17,12 +17,15 @@ from typing import Annotated
 
 import tyro
 
+from actors.launch.changed_settings import changed_rules
 from actors.launch.exit_status import status_of
 from actors.launch.ray_connection import connect
 from actors.launch.start_model import start_model
+from actors.preflight.required_paths import with_absolute_paths
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.run_dir.folder import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ def replay(run: Path, stage: str, step: int) -> int:
         return _list(run, [named for named in steps if stage in ("", named[0])], stage or "a stage")
     stage = stage or next((name for name, recorded in reversed(steps) if recorded == step), "stage1")
     recorded = recorded_step(run, stage, step)
+    for line in changed_rules(RunDir(run), recorded.config):
+        print(line, flush=True)
     rows = rows_of(recorded)
     print(f"{stage} step {step}: {len(rows)} of {len(recorded.trajectories)} rollouts, as then", flush=True)
     return tell(asyncio.run(_repeat(recorded, run)))
@@ -77,7 +82,7 @@ async def _repeat(recorded: RecordedStep, run: Path) -> list[Compared]:
     from actors.learner.gang import Learner
 
     connect()
-    config = recorded.config
+    config = with_absolute_paths(recorded.config)
     share = {"num_cpus": config.learner.cpus_per_rank, "num_gpus": config.learner.gpus_per_rank}
     model = start_model(config, run, recorded.before)
     learner = Learner(config, model, rank_options=[share] * config.learner.ranks)

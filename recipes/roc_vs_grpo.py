@@ -108,13 +108,14 @@ def comparison(arms: Mapping[str, Sequence[RunRecord]]) -> str:
     rows: list[list[str]] = []
     for name, runs in arms.items():
         errors = [tool_error_rate(run.steps[-POOL:]) for run in runs]
+        kept = [late / first if first else math.nan for late, first in zip(errors, began, strict=True)]
         accuracy = [run.heldout[-1]["avg_at_k"] for run in runs]
         tokens = [mean(run.column("response_tokens_mean")[-POOL:]) for run in runs]
         rows.append(
             [
                 name,
                 with_interval(errors, percent),
-                with_interval([late / first for late, first in zip(errors, began, strict=True)], "{:.2f}".format),
+                with_interval(kept, "{:.2f}".format),
                 with_interval(accuracy, percent),
                 with_interval([100 * (own - of) for own, of in zip(accuracy, base, strict=True)], "{:+.1f}".format),
                 with_interval(tokens, "{:,.0f}".format),

@@ -1,11 +1,13 @@
-"""Whether a policy is asked as it was in the stage that made it: what differs is told, for it may be meant."""
+"""Settings and user code that differ from those of an earlier start: a line for each, because it may be intended."""
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
-from rstar_ray.config import leaves, may_change
+from rstar_ray.config import RunConfig, leaves, may_change, own_rules
 from rstar_ray.config.options import spelled
+from rstar_ray.evaluation.own_code_digest import own_code
 from rstar_ray.run_dir.folder import RunDir, flatten
 
 ASKED = ("chat.", "rollout.instruct", "tools.", "reward.")
@@ -38,6 +40,23 @@ def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list
                 f"to ask as it did give {option}"
             )
     return lines
+
+
+def rule_digests(config: RunConfig) -> dict[str, str]:
+    """Digests of the modules that hold the user's rules of the algorithm."""
+    folder = Path(config.own_folder).absolute()
+    return own_code(own_rules(config.algorithm), folder, sys.path)
+
+
+def changed_rules(run_dir: RunDir, config: RunConfig) -> list[str]:
+    """A line where a module of the user's rules differs from when this stage was last started."""
+    before: dict[str, str] = next(
+        (row["rules"] for row in reversed(run_dir.launches(config.stage)) if "rules" in row), {}
+    )
+    now = rule_digests(config)
+    changed = sorted(module for module in before if module in now and now[module] != before[module])
+    named = ", ".join(own_rules(config.algorithm))
+    return [f"{named}: {', '.join(changed)} changed since {config.stage} was last started"] if changed else []
 
 
 def stage_of(model: Path) -> tuple[RunDir, str] | None:

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.launch.checks import Phase, Start, check, finished_before, own_folder
+from actors.launch.changed_settings import changed_rules, rule_digests
+from actors.launch.checks import Phase, Start, check, finished_before
 from actors.launch.command_line import parse
 from actors.launch.datasets import sft_examples
 from actors.launch.exit_status import end, status_of
@@ -19,14 +20,13 @@ from actors.launch.run_paths import run_path
 from actors.launch.start_model import start_model
 from actors.launch.stop_signals import StopSignals, grace_of_run
 from rstar_ray.chat.load_chat import load_chat
-from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, own_rules, with_values
+from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, with_values
 from rstar_ray.config.options import as_toml, given, with_config_file
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import at_scale, check_gpu_here
 from rstar_ray.context import RunContext
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, run_evaluation
-from rstar_ray.evaluation.own_code_digest import own_code
 from rstar_ray.logs import log_to
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_json, write_text
@@ -47,12 +47,12 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     """
 
     def act() -> None:
-        words = with_config_file(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
         configs = parse(recipes, words)
         if not RunDir(run_path(configs[0])).config_path.exists():
             check_gpu_here(configs[0])
         configs = with_sft_before(configs, recipes[0], sft)
-        run(configs, steps_given="--sft.steps" in given(words))
+        run(configs, steps_given="--sft.steps" in given(with_config_file(words)))
 
     end(status_of(act, interrupted="stopped; the same command resumes from the newest checkpoint"))
 
@@ -131,12 +131,14 @@ async def _run_stages(start: Start) -> None:
                 with _open(path, config) as run_dir:
                     if not start.done(config):
                         with best_effort(run_dir.launches_path.name):
+                            for line in changed_rules(run_dir, config):
+                                log.warning(line)
                             correction = "" if config.stage == "sft" else config.correction
                             run_dir.log_launch(
                                 stage=config.stage,
                                 scale=config.scale,
                                 importance_correction=correction,
-                                rules=own_code(own_rules(config.algorithm), Path(own_folder(config)), sys.path),
+                                rules=rule_digests(config),
                             )
                         context = actors.context(run_dir, stop.asked)
                         await actors.repeat(

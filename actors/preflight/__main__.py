@@ -21,7 +21,7 @@ from actors.preflight.read_facts import read_facts
 from actors.preflight.table import table
 from rstar_ray.config import RunConfig
 from rstar_ray.config.options import options_of
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, RStarError
 
 
 def parse(argv: Sequence[str] | None = None) -> PreflightOptions:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = look(options)
         if config is not None:
             found += settings_findings(config, found[0].node)
-    except ConfigError as refused:
+    except (ConfigError, RStarError) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2
     print(table(found))

@@ -307,6 +307,9 @@ def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
     )
     loss, _ = policy_loss(tokens, replace(algorithm, correction="none"), rule)
     loss.backward()
+    gradient_N = tokens.logprobs_N.grad
+    if not torch.isfinite(loss) or gradient_N is None or not torch.isfinite(gradient_N).all():
+        raise ValueError(f"the loss or its gradient is not finite: {loss.item()}")
 
 
 def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:

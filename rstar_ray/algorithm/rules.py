@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
         sys.path.insert(0, folder)
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as failed:  # of whatever kind: it is the user's code
+    except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
         problem = f"{type(failed).__name__}: {failed}"
         hint = "give module:function, and its folder as --own-folder"
         raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
@@ -64,7 +65,7 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
 
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
     """The trajectories of a group to train on. Raises `RStarError` for indices that are not of the group."""
-    kept = sorted(int(i) for i in rule("resample", algorithm, own_folder)(candidates, algorithm, rng))
+    kept = sorted(index(i) for i in rule("resample", algorithm, own_folder)(candidates, algorithm, rng))
     if len(kept) != len(set(kept)) or any(not 0 <= i < len(candidates) for i in kept):
         raise RStarError(f"--algorithm.resample {algorithm.resample}: {kept} are not indices of {len(candidates)}")
     return kept
@@ -86,10 +87,10 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
             continue
         try:
             _try(kind, algorithm, own_folder)
-        except Exception as failed:  # of whatever kind: it is the user's code
+        except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             option = f"--algorithm.{kind} {getattr(algorithm, kind)}"
             problem = f"it fails on made-up data ({type(failed).__name__}: {failed})"
-            raise ConfigError(option, problem, "docs/own.md has its signature") from failed
+            raise ConfigError(option, problem, "docs/algorithm.md has its signature") from failed
 
 
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
@@ -98,7 +99,8 @@ def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
         advantages(rewards, algorithm, own_folder)
     elif kind == "resample":
         group = [Candidate(reward=one, num_calls=2, num_failed=1, num_answers=1, num_turns=3) for one in rewards]
-        kept_indices(group, algorithm, np.random.default_rng(0), own_folder)
+        if not kept_indices(group, algorithm, np.random.default_rng(0), own_folder):
+            raise RStarError("it keeps no trajectory")
     else:
         from rstar_ray.algorithm.loss import try_rule
 

@@ -273,7 +273,8 @@ def _launch_facts(run: RunRecord) -> list[tuple[str, str]]:
     resumed = f", resumed {'once' if times_resumed == 1 else f'{times_resumed} times'}" if times_resumed else ""
     versions = ", ".join(f"{package} {version}" for package, version in last["versions"].items())
     usual = ("format", "started_at", "command", "host", "platform", "cpus", "versions", "stage", "scale")
-    more = [(name.replace("_", " ").capitalize(), str(value)) for name, value in last.items() if name not in usual]
+    others = {name: value for name, value in last.items() if value and name not in usual}
+    more = [(name.replace("_", " ").capitalize(), str(value)) for name, value in others.items()]
     found = [("Started", f"{first['started_at']}{resumed}")]
     if run.finished:
         ended = run.finished[-1]
@@ -284,6 +285,6 @@ def _launch_facts(run: RunRecord) -> list[tuple[str, str]]:
     return [
         *found,
         ("Machine", f"{last['platform']}, {last['cpus']} CPU cores"),
-        *((name, value) for name, value in more if value not in ("", "None")),
+        *more,
         ("Versions", versions),
     ]

@@ -173,6 +173,12 @@ class RunDir:
             },
         )
 
+    def launches(self, stage: str) -> list[dict[str, Any]]:
+        """The rows of `log_launch` for a stage, oldest first."""
+        rows = GrowingRows(self.launches_path)
+        rows.read()
+        return [row for row in rows.rows if row.get("stage") == stage]
+
     @contextmanager
     def write_checkpoint(
         self, stage: str, step: int, *, written: Mapping[Path, WrittenFile] | None = None
@@ -370,9 +376,7 @@ class RunDir:
 
     def writer(self, stage: str) -> str:
         """The version of rstar_ray that last ran a stage here, as far as its launches say."""
-        launches = GrowingRows(self.launches_path)
-        launches.read()
-        named = [row.get("versions", {}).get("rstar_ray") for row in launches.rows if row.get("stage") == stage]
+        named = [row.get("versions", {}).get("rstar_ray") for row in self.launches(stage)]
         found = next((name for name in reversed(named) if name), "")
         return f"rstar_ray {found}" if found else "an earlier rstar_ray, which did not record its version"
 

@@ -62,6 +62,7 @@ def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
         (run_dir.path, f"{stage}-problems.json"),
         *((run_dir.results_path, pattern) for pattern in (step, f"{stage}-filter-*")),
         (run_dir.trajectories_path, f"{stage}-*.jsonl"),
+        (run_dir.path, f"{stage}.toml"),
         (run_dir.path / "plots", f"step-{stage}.png"),
         (run_dir.path / "tensorboard", stage),
         *([(run_dir.path, "start-model"), (run_dir.journal_path, "evaluate-*")] if last else []),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.launch.changed_settings import changed_rules, rule_digests
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.algorithm.rules import advantages, check_rules, kept_indices, rule
 from rstar_ray.config import AlgorithmConfig, RunConfig
@@ -26,6 +27,21 @@ def short(rewards, algorithm):
 
 def scalar(tokens, algorithm):
     return tokens.logprobs_N.sum()
+
+def not_finite(tokens, algorithm):
+    return tokens.logprobs_N * float("nan")
+
+def constant(tokens, algorithm):
+    return 0.0 * tokens.rollout_logprobs_N
+
+def none_kept(candidates, algorithm, rng):
+    return []
+
+def halves(candidates, algorithm, rng):
+    return [0.5]
+
+def exits(rewards, algorithm):
+    raise SystemExit(7)
 
 number = 3
 """
@@ -57,6 +73,11 @@ def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest)
         ({"resample": "{mine}:twice"}, "--algorithm.resample {mine}:twice: it fails on made-up data"),
         ({"advantage": "{mine}:short"}, "--algorithm.advantage {mine}:short: it fails on made-up data"),
         ({"loss": "{mine}:scalar"}, "--algorithm.loss {mine}:scalar: it fails on made-up data"),
+        ({"loss": "{mine}:not_finite"}, "--algorithm.loss {mine}:not_finite: it fails on made-up data"),
+        ({"loss": "{mine}:constant"}, "--algorithm.loss {mine}:constant: it fails on made-up data"),
+        ({"resample": "{mine}:none_kept"}, "--algorithm.resample {mine}:none_kept: it fails on made-up data"),
+        ({"resample": "{mine}:halves"}, "--algorithm.resample {mine}:halves: it fails on made-up data"),
+        ({"advantage": "{mine}:exits"}, "--algorithm.advantage {mine}:exits: it fails on made-up data"),
         ({"loss": "{mine}:number"}, "--algorithm.loss {mine}:number: number is not a function"),
         ({"loss": "absent:rule"}, "--algorithm.loss absent:rule: ModuleNotFoundError"),
         ({"resample": "best"}, "--algorithm.resample: not a rule (got 'best'). Hint: choose paper, release"),
@@ -99,3 +120,15 @@ def test_a_run_of_a_version_without_these_settings_resumes(tmp_path: Path):
         RunDir.open(tmp_path, "stage1", mine),
     ):
         pass
+
+
+def test_a_rule_whose_code_changed_since_the_stage_was_started_is_named(tmp_path: Path):
+    (tmp_path / "changing.py").write_text("def best(candidates, algorithm, rng):\n    return [0]\n")
+    config = RunConfig(own_folder=str(tmp_path), algorithm=AlgorithmConfig(resample="changing:best"))
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+    run_dir.log_launch(stage=config.stage, rules=rule_digests(config))
+    assert changed_rules(run_dir, config) == []
+    (tmp_path / "changing.py").write_text("def best(candidates, algorithm, rng):\n    return [1]\n")
+    (line,) = changed_rules(run_dir, config)
+    assert "changing" in line and config.stage in line
