@@ -209,7 +209,7 @@ class TrainingActors:
         seats = self.replicas.seats(sending_ranks(self._layout, way), ranks=ranks)
         weights = await self.learner.publish(policy_version, seats)
         if not weights.num_bytes:
-            log.info(f"weights by {way} reached nobody, and go through the object store: {_reasons(weights.failed)}")
+            log.info(f"weights by {way} reached no replica; using the object store: {_reasons(weights.failed)}")
             weights = await self.learner.publish(policy_version)
         await self.replicas.publish(weights)
         self._published_version = policy_version

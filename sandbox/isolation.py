@@ -96,7 +96,7 @@ def read_host() -> Host:
 
 
 def obstacles(host: Host) -> list[str]:
-    """What keeps namespaces from being made here, each with the flag or the switch that mends it."""
+    """What keeps namespaces from being made here, each with the flag or the switch that fixes it."""
     found: list[str] = []
     if host.seccomp == "2":
         found.append(
@@ -117,12 +117,12 @@ def obstacles(host: Host) -> list[str]:
     return found
 
 
-def mend(level: IsolationLevel, host: Host) -> str:
+def fix_for(level: IsolationLevel, host: Host) -> str:
     """What to do on a machine that refuses `level`."""
     if level is IsolationLevel.NAMESPACES:
         unknown = "allow user namespaces (a kernel with CONFIG_USER_NS, no chroot, user.max_user_namespaces above 0)"
         return (
-            f"To mend it: {'; '.join(obstacles(host)) or unknown}. Or accept landlock (--sandbox.level landlock; in "
+            f"To fix it: {'; '.join(obstacles(host)) or unknown}. Or accept landlock (--sandbox.level landlock; in "
             "`python -m sandbox`, --allow-landlock)."
         )
     return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."

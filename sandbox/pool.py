@@ -30,8 +30,8 @@ from sandbox.isolation import (
     SLOW_MEND,
     IsolationLevel,
     IsolationReport,
+    fix_for,
     levels_of,
-    mend,
     read_host,
 )
 from sandbox.jail import wire
@@ -96,7 +96,7 @@ class SandboxPool:
     async def start(self) -> IsolationReport:
         """Start servers and cells and test the jail; returns what was achieved.
 
-        Raises SandboxError, with the reason and the mend, where the required level does not work.
+        Raises SandboxError, with the reason and a fix, where the required level does not work.
         """
         homes = self._workspaces = Workspaces(self._groups)
         declined: list[str] = []
@@ -119,7 +119,7 @@ class SandboxPool:
             return self._report
         best = await self._best_below(self._levels[-1], homes)
         await homes.close()
-        told = f"the sandbox does not start: {'; '.join(declined)}. {mend(self._levels[0], read_host())}"
+        told = f"the sandbox does not start: {'; '.join(declined)}. {fix_for(self._levels[0], read_host())}"
         raise SandboxError(f"{told} The best level that works here is {best}.")
 
     async def _best_below(self, level: IsolationLevel, homes: Workspaces) -> IsolationLevel:

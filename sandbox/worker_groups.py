@@ -284,7 +284,7 @@ class WorkerGroups:
             try:
                 self._check_everybody(now)
             except Exception:  # nobody awaits this task: without it what dies would stay dead, and nobody be told
-                _log.exception("the supervisor has met a fault of ours and goes on")
+                _log.exception("unexpected error in the supervisor, which continues")
 
     def _check_everybody(self, now: float) -> None:
         for group in self.everyone():

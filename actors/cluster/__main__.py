@@ -85,8 +85,8 @@ def down() -> None:
     print("cluster down")
 
 
-def refuse_taken_port(port: int, mend: str = "the dashboard and `ray job submit` need it") -> None:
-    """Raise `ConfigError` for what is no port, or where something listens; `mend` says what else helps."""
+def refuse_taken_port(port: int, hint: str = "the dashboard and `ray job submit` need it") -> None:
+    """Raise `ConfigError` for what is no port, or where something listens; `hint` says what else helps."""
     if not 0 < port < 65536:
         raise ConfigError(f"port {port}", "it is no port", "give 1 to 65535")
     with socket.socket() as probe:
@@ -94,7 +94,7 @@ def refuse_taken_port(port: int, mend: str = "the dashboard and `ray job submit`
         try:
             probe.bind((HOST, port))
         except OSError as taken:
-            raise ConfigError(f"port {port}", "it is in use", f"stop what listens there; {mend}") from taken
+            raise ConfigError(f"port {port}", "it is in use", f"stop what listens there; {hint}") from taken
 
 
 def free_port() -> int:

@@ -45,7 +45,7 @@ def shut_door() -> bool:
     mode = os.environ.setdefault(MODE_VARIABLE, "token").lower()
     if mode == "disabled":
         log.warning(
-            f"{MODE_VARIABLE}=disabled: whoever reaches this machine's ports over the network can run code "
+            f"{MODE_VARIABLE}=disabled: anyone who reaches this machine's ports over the network can run code "
             "here as you; unset it for token authentication"
         )
         return False
@@ -144,8 +144,8 @@ def _keep_private(path: Path, name: str) -> None:
                 f"{path} was readable by others (mode {mode:o}) and is yours alone now; delete it for a new token"
             )
     except OSError as refused:
-        mend = "name a file of your own with the cluster's token, mode 600"
-        raise ConfigError(name, f"{path}: {refused.strerror}", mend) from refused
+        hint = "name a file of your own with the cluster's token, mode 600"
+        raise ConfigError(name, f"{path}: {refused.strerror}", hint) from refused
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ START_DEADLINE_S = 30.0
 
 
 def up(port: int = PORT) -> None:
-    """Start Prometheus and say how to look at it. Raises `ConfigError` for what a person can mend."""
+    """Start Prometheus and say how to look at it. Raises `ConfigError` for what a person can fix."""
     program = shutil.which("prometheus")
     if program is None:
         raise ConfigError(

@@ -57,8 +57,8 @@ def parse_env_file(text: str, where: str) -> EnvFile:
             continue
         match = _SETTING.fullmatch(line)
         if match is None:
-            mend = "write NAME=value without export, quotes, spaces, $ or anything behind it"
-            raise ConfigError(f"{where}:{number}", f"{line!r} does not read the same everywhere", mend)
+            hint = "write NAME=value without export, quotes, spaces, $ or anything behind it"
+            raise ConfigError(f"{where}:{number}", f"{line!r} does not read the same everywhere", hint)
         if any(variable.name == match[1] for variable in variables):
             raise ConfigError(f"{where}:{number}", f"{match[1]} is set twice", "leave one of them")
         variables.append(Variable(name=match[1], value=match[2], reason=reason))

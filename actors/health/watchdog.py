@@ -284,9 +284,9 @@ class Watch:
         wedged = self._detector.tick(time.monotonic())
         for found in wedged:
             if found.name == FIRST_WORD:
-                log.warning(f"nothing got on: {found.seen}; {self._oldest_wait()}")
+                log.warning(f"no progress: {found.seen}; {self._oldest_wait()}")
             elif found.name == THE_RUN:
-                self._end_run(f"nothing got on, {found.seen}; {self._oldest_wait()}")
+                self._end_run(f"no progress, {found.seen}; {self._oldest_wait()}")
         self._export()
         return [found for found in wedged if found.name not in (THE_RUN, FIRST_WORD)]
 

@@ -104,13 +104,15 @@ def idle_lines(configs: Sequence[RunConfig], argv: Sequence[str]) -> list[str]:
         option = next((way for way in (spelled(name), spelled(name, False)) if way in asked), "")
         if not option or not all(name in lacking for lacking in in_each):
             continue
-        refused = [one for one in zip(configs, in_each, strict=True) if not any(lack.told for lack in one[1][name])]
+        refused = [
+            one for one in zip(configs, in_each, strict=True) if not any(lack.warn_only for lack in one[1][name])
+        ]
         if refused:
             config, lacking = refused[0]
             lack = lacking[name][0]
-            raise ConfigError(option, f"it {lack.problem(config)}", lack.mend)
+            raise ConfigError(option, f"it {lack.problem(config)}", lack.hint)
         if not _sft_may_come_first(configs, in_each[0][name]):
-            lack = next(lack for lack in in_each[0][name] if lack.told)
+            lack = next(lack for lack in in_each[0][name] if lack.warn_only)
             lines.append(f"{option} {lack.problem(configs[0])}: it changes nothing here")
     return lines
 

@@ -160,4 +160,4 @@ def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], 
 def require_tiny(config: RunConfig, field: str, hint: str) -> None:
     """Raise `ConfigError` for a field left empty at a scale that has nothing of its own to put there."""
     if config.scale != "tiny":
-        raise ConfigError(field, f"it is empty, and scale {config.scale} has none of its own", hint)
+        raise ConfigError(field, f"it is empty, and scale {config.scale} has no default", hint)

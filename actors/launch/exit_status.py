@@ -42,7 +42,7 @@ def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
         return _ended(failed, 1)
     except Exception as failed:
         if isinstance(failed, OSError) and failed.errno in NO_ROOM:
-            return _ended(failed, 1, f"{failed}; make room, and the same command goes on")
+            return _ended(failed, 1, f"{failed}; free space, then run the same command")
         if _of_a_lost_actor(failed):
             return _ended(failed, 1, f"{type(failed).__name__}: {' '.join(str(failed).split())}")
         _ended(failed, 1, f"unexpected {type(failed).__name__}: {failed}")

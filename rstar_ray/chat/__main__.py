@@ -2,7 +2,7 @@
 
 Shows how its turns begin and end, what stops, how tools are shown and calls are written, whether it thinks and where;
 then a conversation with a tool as it is trained on, what has a loss in brackets, and a problem as it is asked. Exit
-status 2 where something does not fit, with the mend.
+status 2 where something does not fit, with the fix.
 """
 
 import json

@@ -37,7 +37,7 @@ def load_chat(
     tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
     syntax_of: SyntaxOf | None = None,
 ) -> TokenizerChat:
-    """The chat of the model in `folder`; raises `ConfigError` in one line for what does not fit, with the mend.
+    """The chat of the model in `folder`; raises `ConfigError` in one line for what does not fit, with the fix.
 
     `instruct` puts the tools' schemas and the answer format before the problem. `syntax_of` is asked for a parser of
     vLLM's; without it such calls are not read, which those who only write prompts need not.

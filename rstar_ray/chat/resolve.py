@@ -1,7 +1,7 @@
 """How a model talks: found once, from its template, its tokenizer and its generation config together.
 
 Everything is found by rendering small conversations and looking at what the template made of them. What does not fit
-is a `ConfigError` with the mend, before anything starts.
+is a `ConfigError` with the fix, before anything starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,8 +81,8 @@ def for_tools(profile: ChatProfile, names: Sequence[str]) -> ChatProfile:
     if PROBE_NAME not in frame.head + frame.tail + profile.tool_separator or not names:
         return profile
     if len(names) > 1:
-        mend = "use one tool, or give a template that does not"
-        raise ConfigError("--chat.template", f"it names the tool in each result, and {len(names)} are in use", mend)
+        hint = "use one tool, or give a template that does not"
+        raise ConfigError("--chat.template", f"it names the tool in each result, and {len(names)} are in use", hint)
     head, tail, separator = (
         text.replace(PROBE_NAME, names[0]) for text in (frame.head, frame.tail, profile.tool_separator)
     )
@@ -269,11 +269,11 @@ class _Probe:
                     break  # its marker is found wherever it stands
         said = rendered.split(USER, 1)[-1]
         known = next((name for begins, name in VLLM_PARSERS.items() if begins in said), "")
-        mend = f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>"
+        hint = f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>"
         raise ConfigError(
             "--chat.parser",
             f"no parser reads the calls that this template writes ({_excerpt(said, PROBE_NAME)!r})",
-            f"vLLM has one: vllm:{known}" if known else mend,
+            f"vLLM has one: vllm:{known}" if known else hint,
         )
 
     # -- how a turn ends ----------------------------------------------------------------------------------------------

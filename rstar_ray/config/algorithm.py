@@ -19,7 +19,7 @@ Normalisation = Literal["token", "group", "sequence", "constant"]
 Correction = Literal["auto", "none", "token", "sequence", "icepop"]
 Deviation = Literal["population", "sample", "none"]
 FRESH_OPTIMIZER = where(
-    "reset_optimizer", lambda config: config.fresh_optimizer, "give --reset-optimizer or --model", told=True
+    "reset_optimizer", lambda config: config.fresh_optimizer, "give --reset-optimizer or --model", warn_only=True
 )
 
 

@@ -10,10 +10,10 @@ from rstar_ray.config.options import spelled
 from rstar_ray.errors import ConfigError
 
 
-def require(holds: bool, name: str, problem: str, mend: str) -> None:
+def require(holds: bool, name: str, problem: str, hint: str) -> None:
     """Raise `ConfigError` unless it holds."""
     if not holds:
-        raise ConfigError(name, problem, mend)
+        raise ConfigError(name, problem, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Bound:
 
     holds: Callable[[float], bool]
     rule: str
-    mend: str = "use a value in that range"
+    hint: str = "use a value in that range"
 
 
 def at_least(minimum: float) -> Bound:
@@ -56,4 +56,4 @@ def check_bounds(branch: str, record: Any) -> None:
         value = getattr(record, item.name)
         for bound in (*bounds, FINITE) if bounds else ():
             name = spelled(f"{branch}.{item.name}" if branch else item.name)
-            require(bound.holds(value), name, f"{bound.rule} (got {value})", bound.mend)
+            require(bound.holds(value), name, f"{bound.rule} (got {value})", bound.hint)

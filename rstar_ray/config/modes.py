@@ -16,8 +16,8 @@ class Condition:
 
     setting: str  # that it hangs on, by its dotted name
     holds: Callable[[Any], bool]  # of a whole tree
-    mend: str  # what to give, or to leave out, where it does not hold
-    told: bool  # commands that share options have it too: a line says so, where another is refused
+    hint: str  # what to give, or to leave out, where it does not hold
+    warn_only: bool  # commands that share options have it too: a line says so, where another is refused
 
     def problem(self, config: Any) -> str:
         """Of a tree in which it does not hold."""
@@ -28,27 +28,27 @@ class Condition:
         return f"means nothing {given}"
 
 
-def only_with(setting: str, *values: Any, told: bool = False) -> Condition:
+def only_with(setting: str, *values: Any, warn_only: bool = False) -> Condition:
     """Where another setting has one of these values."""
     words = " or ".join(spelled(setting, value) for value in values)
-    mend = "leave out one of the two" if values[0] in _EMPTY else f"give {words}, or leave it out"
-    return Condition(setting, lambda config: value_of(config, setting) in values, mend, told)
+    hint = "leave out one of the two" if values[0] in _EMPTY else f"give {words}, or leave it out"
+    return Condition(setting, lambda config: value_of(config, setting) in values, hint, warn_only)
 
 
-def not_with(setting: str, *values: Any, told: bool = False) -> Condition:
+def not_with(setting: str, *values: Any, warn_only: bool = False) -> Condition:
     """Where another setting has none of these values."""
-    mend = f"give {'another ' if values[0] else ''}{spelled(setting)}, or leave it out"
-    return Condition(setting, lambda config: value_of(config, setting) not in values, mend, told)
+    hint = f"give {'another ' if values[0] else ''}{spelled(setting)}, or leave it out"
+    return Condition(setting, lambda config: value_of(config, setting) not in values, hint, warn_only)
 
 
-def where(setting: str, holds: Callable[[Any], bool], mend: str, *, told: bool = False) -> Condition:
+def where(setting: str, holds: Callable[[Any], bool], hint: str, *, warn_only: bool = False) -> Condition:
     """Where this holds of the tree; `setting` is what it hangs on most."""
-    return Condition(setting, holds, mend, told)
+    return Condition(setting, holds, hint, warn_only)
 
 
-OF_TRAINING = not_with("stage", "evaluate", told=True)
-OF_RL = not_with("stage", "sft", "evaluate", told=True)
-OF_SFT = only_with("stage", "sft", told=True)
+OF_TRAINING = not_with("stage", "evaluate", warn_only=True)
+OF_RL = not_with("stage", "sft", "evaluate", warn_only=True)
+OF_SFT = only_with("stage", "sft", warn_only=True)
 
 
 def value_of(config: Any, name: str) -> Any:

@@ -43,11 +43,13 @@ def has_own_tools(config: Any) -> bool:
     return bool(config.tools.environment) or any(":" in entry for entry in config.tools.use)
 
 
-OWN_REWARD = where("reward.name", lambda config: bool(own_rewards(config.reward)), "give module:function", told=True)
-OWN_ENVIRONMENT = where(
-    "tools.environment", lambda config: bool(config.tools.environment), "give module:object", told=True
+OWN_REWARD = where(
+    "reward.name", lambda config: bool(own_rewards(config.reward)), "give module:function", warn_only=True
 )
-OWN_TOOL = where("tools.use", has_own_tools, "give module:object", told=True)
+OWN_ENVIRONMENT = where(
+    "tools.environment", lambda config: bool(config.tools.environment), "give module:object", warn_only=True
+)
+OWN_TOOL = where("tools.use", has_own_tools, "give module:object", warn_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

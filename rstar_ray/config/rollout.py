@@ -9,7 +9,7 @@ from rstar_ray.config.tree import MayChange, SameAnswers
 
 MAX_TEMPERATURE = 2.0
 """The highest that vLLM accepts."""
-NO_FILES = only_with("evaluate.files", (), told=True)
+NO_FILES = only_with("evaluate.files", (), warn_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class DataConfig:
     """problems generated where no path is given"""
     num_heldout: Annotated[int, NO_FILES, only_with("data.heldout", ""), only_with("scale", "tiny"), at_least(1)] = 240
     """held-out problems generated where no path is given"""
-    num_filtered: Annotated[int, OF_RL, only_with("drop_solved", True, told=True), at_least(0)] = 0
+    num_filtered: Annotated[int, OF_RL, only_with("drop_solved", True, warn_only=True), at_least(0)] = 0
     """problems rolled out where solved ones are dropped (--drop-solved), drawn from the file at random by --seed;
     0 rolls out all"""
 

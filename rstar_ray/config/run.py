@@ -80,7 +80,9 @@ class RunConfig:
     """prompt groups of one step"""
     drop_solved: Annotated[SameAnswers[bool], OF_RL] = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
-    own_folder: Annotated[MayChange[str], where("reward.name", has_own, "name something of your own", told=True)] = ""
+    own_folder: Annotated[
+        MayChange[str], where("reward.name", has_own, "name something of your own", warn_only=True)
+    ] = ""
     """folder of the modules that hold your own reward and tools; empty is the folder of the command"""
     reset_optimizer: Annotated[SameAnswers[bool], OF_TRAINING] = False
     """reset the optimizer state and warm up (stages 1 and 3); a stage that starts from --model always does"""

@@ -15,7 +15,7 @@ class TinyConfig:
     slips: Annotated[float, within("[0, 1]")] = 0.5
     """of the results that the teacher computes for an answer: another program's, or left out"""
     failures: Annotated[float, within("[0, 1]")] = 0.4
-    """of conversations with a problem: the first call fails, and the next one mends what it said"""
+    """of conversations with a problem: the first call fails, and the next one fixes what it said"""
     wasted: Annotated[float, within("[0, 1]")] = 0.05
     """of conversations with a problem: a call is made twice"""
     coupling: Annotated[float, within("[0, 1]")] = 0.0

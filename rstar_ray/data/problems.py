@@ -57,8 +57,8 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
     fields: dict[str, Any] = {str(name): value for name, value in row.items()}
     id_, problem, answer = (_text(fields, name, where) for name in ("id", "problem", "answer"))
     if integer_answers and not fields.get("reward") and not re.fullmatch(r"[+-]?\d+", answer):
-        mend = "give an integer, or allow other answers with --data.no-integer-answers"
-        raise ConfigError(where, f"answer {answer!r} is not an integer", mend)
+        hint = "give an integer, or allow other answers with --data.no-integer-answers"
+        raise ConfigError(where, f"answer {answer!r} is not an integer", hint)
     family, difficulty = fields.get("family") or "", fields.get("difficulty") or 0.0
     if not isinstance(family, str):
         raise ConfigError(where, f"family {family!r} is not a string", "write it in quotes")
@@ -78,8 +78,8 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     if row.get(name) is None:
-        mend = f"add {name} as a string, or convert the file with recipes/prepare.py"
-        raise ConfigError(where, f"has no {name} (columns: {', '.join(row)})", mend)
+        hint = f"add {name} as a string, or convert the file with recipes/prepare.py"
+        raise ConfigError(where, f"has no {name} (columns: {', '.join(row)})", hint)
     value = plain_text(row[name])
     if value is None:
         raise ConfigError(where, f"{name} {row[name]!r} is not a string", "write it in quotes")

@@ -184,7 +184,7 @@ def _refuse_too_many(left_out: list[RowProblem], total: int, limit: float) -> No
         raise ConfigError(
             "--sft.data",
             f"{len(left_out)} of the first {total} conversations do not fit, {count} of them like {first}",
-            f"mend the file, or raise --sft.max-left-out above {len(left_out) / total:.2g}",
+            f"fix the file, or raise --sft.max-left-out above {len(left_out) / total:.2g}",
         )
 
 

@@ -24,8 +24,8 @@ def read_table(path: Path | str) -> Iterator[tuple[int, Any]]:
         raise ConfigError(str(path), problem, "name an existing jsonl or parquet file")
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if path.suffix not in readers:
-        mend = f"name a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise ConfigError(path.name, f"{path.suffix or 'no ending'} is no known format", mend)
+        hint = f"name a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ConfigError(path.name, f"{path.suffix or 'no ending'} is no known format", hint)
     return _readable(path, readers[path.suffix])
 
 

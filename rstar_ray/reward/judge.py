@@ -190,12 +190,12 @@ def refuse_truths(problems: Sequence[Problem], config: RewardConfig, option: str
         if ":" in rule and rule not in allowed:
             raise ConfigError(where, f"its reward {rule!r} is not among --reward.functions", "add it there")
         if rule == "choice" and chosen_letter(problem.answer) is None:
-            mend = "write the letter of the right choice, or choose another --reward.name"
-            raise ConfigError(where, f"answer {problem.answer[:60]!r} is no letter", mend)
+            hint = "write the letter of the right choice, or choose another --reward.name"
+            raise ConfigError(where, f"answer {problem.answer[:60]!r} is no letter", hint)
         if rule in TRUTHS:
             read, form = TRUTHS[rule]
             try:
                 read(problem.answer)
             except ValueError as wrong:
-                mend = f"write {form} as JSON text, or choose another --reward.name"
-                raise ConfigError(where, f"answer {wrong}", mend) from None
+                hint = f"write {form} as JSON text, or choose another --reward.name"
+                raise ConfigError(where, f"answer {wrong}", hint) from None

@@ -19,7 +19,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def unwritable(path: Path, refused: OSError) -> ConfigError:
     """What a run's beginning is refused with where the operating system does not let `path` be written."""
     full = refused.errno in NO_ROOM
-    hint = "make room, and the same command goes on" if full else "name a directory that can be written"
+    hint = "free space, then run the same command" if full else "name a directory that can be written"
     return ConfigError("--run-dir", f"{path}: {refused.strerror or refused}", hint)
 
 

@@ -1,7 +1,7 @@
 """Conversations to start a tiny policy from: format, tool calls and copying, with wrong calls on purpose.
 
 They stand for the paper's non-reasoning SFT (arXiv:2508.20722 section 4.1): after them a policy writes calls and
-answers in the right form, mends a call that failed, but slips as often as its teacher. Slips and failures are drawn at
+answers in the right form, fixes a call that failed, but slips as often as its teacher. Slips and failures are drawn at
 random for each conversation, never from the numbers, so that only reinforcement learning can tell the right call from
 the wrong one.
 """

@@ -84,20 +84,20 @@ def load_object(entry: str) -> Any:
 def _described(option: str, entries: Sequence[str], folder: str) -> dict[str, list[ToolSpec]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, *sys.path]))}
     command = [sys.executable, "-m", "rstar_ray.tools.loader", *entries]
-    mend = "give module:object, and its folder as --own-folder"
+    hint = "give module:object, and its folder as --own-folder"
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S, start_new_session=True
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(option, f"importing {', '.join(entries)} takes over {IMPORT_DEADLINE_S:g} s", mend) from None
+        raise ConfigError(option, f"importing {', '.join(entries)} takes over {IMPORT_DEADLINE_S:g} s", hint) from None
     said = done.stdout.rpartition("\n\0")[2]
     if done.returncode or not said:
         last = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
-        raise ConfigError(option, last[:300], mend)
+        raise ConfigError(option, last[:300], hint)
     answer: dict[str, Any] = json.loads(said)
     if refused := answer.get("refused"):
-        raise ConfigError(f"{option} {refused[0]}", refused[1], refused[2] or mend)
+        raise ConfigError(f"{option} {refused[0]}", refused[1], refused[2] or hint)
     return {entry: [ToolSpec(**spec) for spec in specs] for entry, specs in answer["specs"].items()}
 
 

@@ -77,7 +77,7 @@ def _found(address: "_Address", connection: "_Connection") -> list[Any]:
         return _in_a_loop_of_its_own(connection.list_tools)
     except Exception as error:
         wrong = f"it does not answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else _root(error)
-        raise ConfigError(str(address), wrong, "start it, or mend its address") from None
+        raise ConfigError(str(address), wrong, "start it, or fix its address") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class _Connection:
             try:
                 result = await self._ask(name, arguments, by_s)
             except _Lost as lost:
-                log.warning(f"{self._address} was lost ({lost}): it is connected anew, and the call made again")
+                log.warning(f"{self._address} was lost ({lost}): reconnecting and repeating the call")
                 result = await self._ask_again(name, arguments, by_s)
             text = "\n".join(part.text for part in result.content if hasattr(part, "text"))
             if result.is_error:

@@ -68,8 +68,8 @@ class Tool:
             )
         if self.program is not None:
             if self.failed is not None:  # who reads the answer there has none of its maker's functions
-                mend = "have the program exit with another status than 0 where it failed"
-                raise ConfigError(name, "`failed` is not asked where a program answers", mend)
+                hint = "have the program exit with another status than 0 where it failed"
+                raise ConfigError(name, "`failed` is not asked where a program answers", hint)
             _refuse_program(name, self.program)
             _refuse_limits(name, self.deadline_s, self.max_chars)
         if self.function is not None:
@@ -89,8 +89,8 @@ def _refuse_limits(name: str, deadline_s: float, max_chars: int) -> None:
     """The sandbox gives a program no others, and would say so at the first call only."""
     most_s = MOST_PROGRAM_S - TOOL_ROOM_S
     if not LEAST_PROGRAM_S <= deadline_s <= most_s or max_chars > MOST_OUTPUT_CHARS:
-        mend = f"give deadline_s of {LEAST_PROGRAM_S:g} to {most_s:,.0f}, max_chars up to {MOST_OUTPUT_CHARS:,}"
-        raise ConfigError(name, "its deadline or its cap is none that the sandbox gives a program", mend)
+        hint = f"give deadline_s of {LEAST_PROGRAM_S:g} to {most_s:,.0f}, max_chars up to {MOST_OUTPUT_CHARS:,}"
+        raise ConfigError(name, "its deadline or its cap is none that the sandbox gives a program", hint)
 
 
 def _refuse_misfit(name: str, function: Any, parameters: Mapping[str, Any], *, bound: bool = False) -> None:

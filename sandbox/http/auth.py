@@ -23,7 +23,7 @@ _OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or the a
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status and a text for people, who are told the mend."""
+    """A status and a text for people, who are told the fix."""
 
     status: int
     text: str

@@ -219,7 +219,7 @@ async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait(logged
     async def wait_for_ever() -> None:
         await within(asyncio.Event().wait(), 100, waiter="train loop", owner="generation", reason="3 rollouts")
 
-    with pytest.raises(RStarError, match=r"nothing got on, .*train loop has waited 1 s for generation \(3 rollouts\)"):
+    with pytest.raises(RStarError, match=r"no progress, .*train loop has waited 1 s for generation \(3 rollouts\)"):
         await asyncio.wait_for(run.watch.guard(wait_for_ever()), 60)
     assert len(run.shown) == 1 and "train loop has waited 0 s for generation" in run.shown[0]
     await run.watch.close()

@@ -101,7 +101,7 @@ class Far:
     def cut(self) -> None:
         _ip("link", "set", self._link, "down")
 
-    def mend(self) -> None:
+    def hint(self) -> None:
         _ip("link", "set", self._link, "up")
 
     def pause(self) -> None:
@@ -187,7 +187,7 @@ class Nodes:
         if isinstance(self._other, Far):
             self._other.cut()
             time.sleep(seconds)
-            return self._other.mend()
+            return self._other.hint()
         raylet = psutil.Process(_raylet(self._other))
         raylet.send_signal(signal.SIGSTOP)
         try:
@@ -195,7 +195,7 @@ class Nodes:
         finally:
             raylet.send_signal(signal.SIGCONT)
 
-    def given_up(self, run: Run, cut: Callable[[Far], None], mend: Callable[[Far], None]) -> Far:
+    def given_up(self, run: Run, cut: Callable[[Far], None], hint: Callable[[Far], None]) -> Far:
         """The one that joined last, cut off until Ray says that it is dead: what is measured begins there."""
         far = self._other
         assert isinstance(far, Far)
@@ -204,7 +204,7 @@ class Nodes:
         began_s = time.monotonic()
         cut(far)
         if not run.wait(lambda: not self._is_there(far), GIVEN_UP_S):
-            mend(far)
+            hint(far)
             raise NotPutIn(f"Ray did not give the node up in {GIVEN_UP_S:g} s")
         run.came_to_phase_s = time.monotonic()
         print(f"Ray gave the node up {run.came_to_phase_s - began_s:.0f} s after the cut", flush=True)
@@ -238,7 +238,7 @@ class Nodes:
         self._note()
         names = [f"{name}, of a node that Ray had given up" for name in _not_gone(self._given_up)]
         for far in self._fars:
-            far.mend()
+            far.hint()
             far.lose()
         self._cluster.shutdown()
         os.environ.clear()
@@ -345,9 +345,9 @@ def _given_up(nodes: Nodes, said: tuple[str, ...]) -> list[Kind]:
     """Of a node that is cut off for longer than Ray waits; it is back once the run goes on, or has begun to."""
 
     def given_up_and_another(run: Run) -> Any:
-        far = nodes.given_up(run, Far.cut, Far.mend)
+        far = nodes.given_up(run, Far.cut, Far.hint)
         nodes.join()
-        return far.mend
+        return far.hint
 
     def given_up_and_back(run: Run) -> Any:
         far = nodes.given_up(run, Far.pause, Far.wake)

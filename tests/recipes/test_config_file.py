@@ -53,10 +53,11 @@ def test_what_is_wrong_in_a_file_is_named_as_on_the_command_line(text: str, said
 
 
 def test_a_protocol_on_the_command_line_wins_over_the_file_and_one_in_the_file_does_not(tmp_path: Path):
-    file = written(tmp_path / "run.toml", "scale = 'tiny'\n[engine]\nmax_context_tokens = 40_960\n[evaluate]\nsamples = 3\n")
+    engine = "scale = 'tiny'\n[engine]\nmax_context_tokens = 40_960\n[evaluate]\n"
+    file = written(tmp_path / "run.toml", f"{engine}samples = 3\n")
     (config,) = parse([EVALUATE], ["--config", file, "--evaluate.protocol", "paper"])
     assert (config.evaluate.protocol, config.evaluate.samples) == ("paper", 16)
-    file = written(tmp_path / "both.toml", "scale = 'tiny'\n[engine]\nmax_context_tokens = 40_960\n[evaluate]\nprotocol = 'paper'\nsamples = 3\n")
+    file = written(tmp_path / "both.toml", f"{engine}protocol = 'paper'\nsamples = 3\n")
     assert parse([EVALUATE], ["--config", file])[0].evaluate.samples == 3
 
 

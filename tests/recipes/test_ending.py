@@ -30,7 +30,7 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
         (
             OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"),
             1,
-            "error: [Errno 28] No space left on device: 'metrics.jsonl'; make room, and the same command goes on\n",
+            "error: [Errno 28] No space left on device: 'metrics.jsonl'; free space, then run the same command\n",
         ),
         (LearnerError("rank 1 is gone"), 1, "error: rank 1 is gone\n"),
     ],

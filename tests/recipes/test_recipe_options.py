@@ -50,7 +50,7 @@ def refusal(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "mend"),
+    ("arguments", "named", "hint"),
     [
         (["--rollout.max-respons-tokens", "5"], "--rollout.max-respons-tokens", "--rollout.max-response-tokens"),
         (["--nonsense"], "--nonsense", "--help"),
@@ -71,10 +71,10 @@ def refusal(*arguments: str) -> str:
         (["--sft.warmup-share", "0.9", "--sft.steps", "4"], "--sft.warmup-share", "--sft.steps"),
     ],
 )
-def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, mend: str):
+def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, hint: str):
     """How a command line says it."""
     line = refusal(*arguments)
-    assert line.startswith(named) and mend in line and "\n" not in line
+    assert line.startswith(named) and hint in line and "\n" not in line
 
 
 @pytest.mark.long
@@ -358,7 +358,7 @@ def test_what_nobody_would_read_is_refused(
         ConfigError, match=r"--evaluate\.every-steps: there are no held-out problems. Hint: give --data\.heldout"
     ):
         run(parse([STAGE_1], ["--scale", "gpu", *curves]))
-    with pytest.raises(ConfigError, match=r"--evaluate\.files: it is empty, and scale gpu has none of its own"):
+    with pytest.raises(ConfigError, match=r"--evaluate\.files: it is empty, and scale gpu has no default"):
         problem_sets(*parse([EVALUATE], ["--scale", "gpu"]))
     with pytest.raises(SystemExit, match="2"):
         launch_evaluation(EVALUATE, [*TINY, "--telemetry.wandb", "project"])

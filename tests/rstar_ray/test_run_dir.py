@@ -128,7 +128,7 @@ def test_a_full_disk_at_the_beginning_is_refused_by_its_path_with_the_mend_and_l
     with pytest.raises(ConfigError) as refused, files_end_at(room), RunDir.open(tmp_path, "stage1", config):
         pass
     assert str(refused.value) == (
-        f"--run-dir: {tmp_path / name}: File too large. Hint: make room, and the same command goes on"
+        f"--run-dir: {tmp_path / name}: File too large. Hint: free space, then run the same command"
     )
     with RunDir.open(tmp_path, "stage1", config) as run_dir:
         assert names(run_dir.path) == [".lock", "config.json"]

@@ -1,4 +1,4 @@
-"""What a container without new namespaces, and with a masked /proc, refuses: said with the flags that mend it."""
+"""What a container without new namespaces, and with a masked /proc, refuses: said with the flags that hint it."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.isolation import Host, IsolationLevel, mend, obstacles
+from sandbox.isolation import Host, IsolationLevel, fix_for, obstacles
 from tests.sandbox.as_user import USERS, homes_opened, start
 from tests.sandbox.in_container import mask_proc
 
@@ -82,4 +82,4 @@ def test_where_the_host_allows_no_user_namespaces_its_switch_is_named():
 )
 def test_each_obstacle_has_its_mend(host: Host, flag: str):
     (told,) = obstacles(host)
-    assert flag in told and told in mend(IsolationLevel.NAMESPACES, host)
+    assert flag in told and told in fix_for(IsolationLevel.NAMESPACES, host)

@@ -1,4 +1,4 @@
-"""What makes a tool, and what is refused with its mend."""
+"""What makes a tool, and what is refused with its hint."""
 
 from typing import Any
 
