@@ -13,11 +13,14 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.forget import forget
 from rstar_ray.run_dir.verify_run import faults
 
-USAGE = "usage: python -m rstar_ray.run_dir verify PATH | forget PATH --stage STAGE [--yes]"
+USAGE = "usage: rstar verify PATH | rstar forget PATH --stage STAGE [--yes]"
 
 
 def main(arguments: list[str]) -> int:
     """Exit status: 0 whole, or gone; 1 not whole; 2 not asked rightly, refused, or nothing done without `--yes`."""
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
     match arguments:
         case ["verify", _] | ["forget", _, "--stage", _] | ["forget", _, "--stage", _, "--yes"]:
             path = Path(arguments[1])
