@@ -21,8 +21,9 @@ from uuid import uuid4
 import ray
 
 from actors.cluster.ray_metrics import ray_meter
-from actors.health.heartbeat import Alive, Sign
-from actors.remote import AckedQueue, Batch, Remote
+from actors.health.heartbeat import Heartbeat, heartbeat
+from actors.remote import AckedQueue, Batch
+from actors.service import Service, ServiceActor
 from rstar_ray.config import BalancerConfig
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.telemetry.meter import NO_METER, Meter
@@ -143,10 +144,6 @@ class BalancerService:
         self.balancer.load_learned(learned)
         return await self.learned()
 
-    async def incarnation(self) -> str:
-        """The id of this process of the balancer."""
-        return self._incarnation
-
     def export(self) -> None:
         """Set the metrics of this moment."""
         now, meter = self.balancer.snapshot(), self._meter
@@ -212,24 +209,25 @@ class BalancerService:
             self.wake()
 
 
-class BalancerActor(BalancerService):
+class BalancerActor(BalancerService, ServiceActor):
     """`BalancerService` in its own process, started by `start_balancer`."""
 
     def __init__(self, config: BalancerConfig = PLACEMENT, *, settle_s: float = 5.0, run: str = "") -> None:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(config.rule, placement=config, settle_s=settle_s if restarted else 0.0, meter=ray_meter(run))
-        self._alive = Alive()
+        ServiceActor.__init__(self, "balancer")
+        settle_s = settle_s if restarted else 0.0
+        BalancerService.__init__(self, config.rule, placement=config, settle_s=settle_s, meter=ray_meter(run))
 
-    async def probe(self) -> Sign:
+    def probe(self) -> Heartbeat:
         with self._meter.guarded():
             self.export()
-        return self._alive.sign()
+        return heartbeat()
 
 
 def start_balancer(
     config: BalancerConfig, *, run: str = "", settle_s: float = 5.0, **options: Any
-) -> Remote[BalancerService]:
+) -> Service[BalancerService]:
     """The actor under the name "balancer"; `options` are Ray's."""
     shared = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4096}
     actor: Any = ray.remote(BalancerActor).options(**{"name": "balancer"} | shared | options)
-    return Remote(actor.remote(config, run=run, settle_s=settle_s), "balancer")
+    return Service(actor.remote(config, run=run, settle_s=settle_s), "balancer")

@@ -7,24 +7,20 @@ time it builds the call, again for every retry.
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
+from actors.health.heartbeat import Heartbeat
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded
 
-log = logging.getLogger(__name__)
-
 ASK_AGAIN_S = 0.5
-"""Between two calls of an actor that restarts."""
-
-LOOK_S = 10.0
-"""How long an actor that is late may take to say that it is there."""
+"""Between two calls of an actor that restarts [s]."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -80,13 +76,17 @@ class Remote(Generic[A]):
     ) -> R:
         """The result of one method.
 
-        `retry`: call again while Ray reports the actor unavailable, for calls that may be repeated. `poll`: an answer
-        alone is no progress of the run (see `rstar_ray.deadline`). Raises `DeadlineExceeded`, what the method raises,
-        and Ray's errors for an actor that is gone.
+        `retry`: repeat the call while Ray reports the actor unavailable, for calls that may be repeated. `poll`: an
+        answer alone is no progress of the run (see `rstar_ray.deadline`). Raises `DeadlineExceeded`, what the method
+        raises, and Ray's errors for an actor that is gone.
         """
 
         answer = self.until_answered(ask) if retry else ask(self.methods())
         return await within(answer, deadline_s, waiter=self.caller, owner=self.name, reason=reason, poll=poll)
+
+    def future(self, ask: Callable[[A], Awaitable[R]]) -> "Future[R]":
+        """The result of one method for a thread, which waits with a deadline of its own."""
+        return cast(Any, ask(self.methods())).future()
 
     async def until_answered(self, ask: Callable[[A], Awaitable[R]]) -> R:
         """The result of one method, called again while Ray reports the actor unavailable; bounded by the caller."""
@@ -96,39 +96,21 @@ class Remote(Generic[A]):
             except ActorUnavailableError:
                 await asyncio.sleep(ASK_AGAIN_S)
 
-    async def incarnation(self, patience_s: float) -> str | None:
-        """The id of the process that answers; None where none does in this time: the actor died, or restarts."""
+    async def probe(self, patience_s: float) -> Heartbeat | None:
+        """Its heartbeat; None where no process answers in this time: the actor died, or restarts."""
         try:
-            sign = await self.call(
-                lambda actor: cast(Any, actor).probe(),
-                deadline_s=patience_s,
-                reason="a sign of life",
-                retry=True,
-                poll=True,
-            )
+            return await self.call(probe_of, deadline_s=patience_s, reason="a heartbeat", retry=True, poll=True)
         except (RayActorError, DeadlineExceeded):
             return None
-        return sign.life
-
-    async def first_answer(self, ask: Callable[[A], Awaitable[R]], *, deadline_s: float, reason: str) -> R:
-        """The result of one method in the actor's first start, in which Ray restarts it if it dies.
-
-        An actor that is late and has never answered may be stopped: it is killed once, and the next one has as long.
-        """
-        try:
-            return await self.call(ask, deadline_s=deadline_s, reason=reason, retry=True)
-        except DeadlineExceeded as late:
-            if isinstance(late, RayTaskError) or await self.incarnation(LOOK_S) is not None:
-                raise
-        log.warning(
-            f"{self.name} did not come up, silent for {deadline_s:g} s: waiting for the process that replaces it"
-        )
-        await self.restart()
-        return await self.call(ask, deadline_s=deadline_s, reason=reason, retry=True)
 
     async def restart(self) -> None:
         """Kill its process, even a stopped one; Ray starts another where the actor may restart."""
         await asyncio.to_thread(ray.kill, self.handle, no_restart=False)
+
+
+def probe_of(actor: Any) -> Awaitable[Heartbeat]:
+    """The probe that every actor of a run answers."""
+    return actor.probe()
 
 
 class Batch(Generic[T]):

@@ -16,8 +16,9 @@ from typing import Any
 from ray.exceptions import RayError
 
 from actors.cluster.ray_metrics import ray_meter
-from actors.health.heartbeat import Alive, Sign
+from actors.health.heartbeat import Heartbeat, heartbeat
 from actors.remote import Remote
+from actors.service import ServiceActor
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
@@ -76,34 +77,29 @@ Work = ExecutionRequest | Comparison
 Answer = ExecutionResult | Verdicts | Failure
 
 
-class SandboxExecutor:
-    """One pool's address; every rule lives in sandbox/."""
+class SandboxExecutor(ServiceActor):
+    """The actor of one sandbox pool; every rule lives in sandbox/."""
 
     def __init__(self, name: str, config: SandboxConfig, run: str = "") -> None:
-        self._name = name
+        super().__init__(name)
         self._meter = ray_meter(run)
         self._pool = SandboxPool(config)
         self._deadline_s = config.deadline_s
         self._starting: asyncio.Task[Any] | None = None
-        self._alive: Alive | None = None
         self._num_answered = 0
-        self._told: PoolStats | None = None  # with the sign before
+        self._reported: PoolStats | None = None  # with the heartbeat before
 
-    def __repr__(self) -> str:
-        return self._name
-
-    async def probe(self) -> Sign:
-        """For the run's detector; what the pool has done is exported with it."""
+    def probe(self) -> Heartbeat:
+        """For the watchdog; exports the pool's metrics as well."""
         stats = self._pool.stats()
         with self._meter.guarded():
             for metric, value, labels in pool_figures(stats):
                 put = self._meter.reached if metric.kind is Kind.COUNTER else self._meter.set
                 put(metric.exported_name, value, executor=self._name, **labels)
-        self._alive = self._alive or Alive()
-        before, self._told = self._told, stats
+        before, self._reported = self._reported, stats
         for line in lost_since(before, stats):
             log.warning(line)
-        return self._alive.sign(progress=self._num_answered, children=self._pool.server_ids)
+        return heartbeat(progress=self._num_answered, children=self._pool.server_ids)
 
     async def start(self) -> str:
         """Start the pool, once, or again where it did not come up; returns the isolation level it achieved."""

@@ -27,15 +27,15 @@ from actors.cluster.placement import (
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor
 from actors.generation.records import record_trajectories
-from actors.generation.replicas import Replicas
+from actors.generation.replicas import Replica, Replicas
 from actors.health.head import HeadProbe, exit_within, in_time
 from actors.health.lost_nodes import NodesSeen, until_placed
-from actors.health.watchdog import Watch, is_here, kill_here
-from actors.learner.gang import Learner, first_start
+from actors.health.watchdog import Watchdog
+from actors.learner.gang import Learner, first_start, with_restarts
 from actors.learner.learner_actor import rank_name
 from actors.preflight.required_paths import with_absolute_paths
-from actors.remote import Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
+from actors.service import Service
 from actors.tool_client import host_silent_s
 from actors.tool_host import ToolHostActor, entry_of, host_names, hosts_up, start_hosts
 from rstar_ray.chat.template import TokenizerChat
@@ -43,7 +43,6 @@ from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.context import RunContext
 from rstar_ray.evaluation.request_digest import plugin_digest
-from rstar_ray.learner_restart import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import BalancerStats
@@ -87,13 +86,13 @@ class TrainingActors:
         head = HeadProbe(ray.nodes)
         nodes = NodesSeen()
         self._head = head
-        self.watch = Watch(config.detector, record=record, meter=self.meter, head=head, nodes=nodes)
+        self.watchdog = Watchdog(config.detector, record=record, meter=self.meter, head=head, nodes=nodes)
         self._group: Any = None
-        self._executors: dict[str, Remote[SandboxExecutor]] = {}
+        self._executors: dict[str, Service[SandboxExecutor]] = {}
         self.specs = tuple(tools)
         self._plugin_digest = plugin_digest(config, self.specs)
-        self._hosts: dict[str, Remote[ToolHostActor]] = {}
-        self._balancer: Remote[BalancerService] | None = None
+        self._hosts: dict[str, Service[ToolHostActor]] = {}
+        self._balancer: Service[BalancerService] | None = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
         self._turns = gpu_turns(config)
@@ -110,7 +109,7 @@ class TrainingActors:
         refuse_misfit(self._layout, resources)
         if learner and (line := larger_plan(self._config, resources)):
             log.info(line)
-        self.watch.start()
+        self.watchdog.start()
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)
         self._start_executors()
@@ -121,13 +120,14 @@ class TrainingActors:
         balancer = self._balancer = start_balancer(
             self._config.balancer, run=self.meter.run, runtime_env={"env_vars": NO_GPU}, **head
         )
-        for one in self._services():
-            self.watch.follow_start(one.name, one.handle, silent_s=self._silent_s(one.name))
+        for service in self._services():
+            service.silent_s = self._silent_s(service.name)
+            self.watchdog.follow(service)
         self.tools = SandboxClient([*self._executors.values()], self._config.sandbox, caller="driver")
         self._replicas = Replicas(
             balancer,
             self._chat,
-            watch=self.watch,
+            watchdog=self.watchdog,
             silent_s=self._config.detector.silent_s,
             node_away_s=self._config.detector.node_away_s,
             weights_deadline_s=self._config.learner.step_deadline_s,
@@ -139,7 +139,9 @@ class TrainingActors:
         started = self._start_learner() if learner else _nothing()
         levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts), started)
         log.info(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
-        self._follow_all()
+        for service in self._services():
+            service.serves()
+            self.watchdog.follow(service)
         self._create_workers(self._replicas)
         self._replicas.start()
 
@@ -155,13 +157,8 @@ class TrainingActors:
                     f"instead of {wanted.engine.replicas} and {wanted.learner.ranks}"
                 )
 
-    def _follow_all(self) -> None:
-        """Probe everything that is up by now; a replica is followed when it serves."""
-        for one in self._services():
-            self.watch.follow(one.name, one.handle, silent_s=self._silent_s(one.name))
-
-    def _services(self) -> list[Remote[Any]]:
-        """Every actor that is started, but for the replicas and the learner's ranks."""
+    def _services(self) -> list[Service[Any]]:
+        """The actors that are started, apart from the replicas and the learner's ranks."""
         return [*([self._balancer] if self._balancer else []), *self._executors.values(), *self._hosts.values()]
 
     def _silent_s(self, name: str) -> float:
@@ -218,28 +215,28 @@ class TrainingActors:
         return self.replicas.publish_metrics
 
     async def balancer_stats(self) -> BalancerStats:
-        return await self.replicas.placed()
+        return await self.replicas.balancer_stats()
 
     async def balancer_state(self) -> Mapping[str, object] | None:
-        return await self.replicas.rollouts.memory.learned()
+        return await self.replicas.rollouts.learned()
 
     async def load_balancer_state(self, saved: Mapping[str, object]) -> None:
-        await self.replicas.rollouts.memory.teach(saved)
+        await self.replicas.rollouts.load_learned(saved)
 
     def memory_bytes(self) -> Mapping[str, int]:
-        return self.watch.memory_bytes()
+        return self.watchdog.memory_bytes()
 
     async def repeat(self, stage: Callable[[], Awaitable[T]], steps_saved: Callable[[], int]) -> T:
         """A stage, which is begun again from its newest checkpoint when the learner is lost in it.
 
         Raises `RStarError` with what was waited for where nothing gets on any more.
         """
-        run = repeated(
+        run = with_restarts(
             lambda: self.learner.unless_lost(stage()),
             restart=self._restart_learner,
-            steps_saved=steps_saved,
+            since=lambda: f"the checkpoint of step {steps_saved()}",
         )
-        return await self.watch.guard(run)
+        return await self.watchdog.guard(run)
 
     async def _restart_learner(self) -> None:
         await self.replicas.withdraw()
@@ -256,24 +253,22 @@ class TrainingActors:
     async def close(self) -> None:
         """End every actor this run started; where Ray's head does not answer, those of this node: others end with
         their raylets."""
-        signs = self.watch.signs()
-        await self.watch.close()
-        workers = [*self._replicas.workers.values()] if self._replicas else []
-        there = [*self._replicas.there.values()] if self._replicas else []
+        heartbeats = self.watchdog.heartbeats()
+        await self.watchdog.close()
+        services = self._services()
         if self._replicas is not None:
             await self._replicas.close()
-        ending: list[Remote[Any]] = [*there, *self._executors.values(), *self._hosts.values()]
-        closing: list[Awaitable[Any]] = [
-            one.call(lambda actor: actor.close(), deadline_s=CLOSE_DEADLINE_S, reason="its end") for one in ending
-        ]
+            services += self._replicas.workers.values()
+        closing: list[Awaitable[Any]] = [service.close(CLOSE_DEADLINE_S) for service in services]
         if self._learner is not None:
             closing.append(self._learner.close())
         await asyncio.gather(*closing, return_exceptions=True)
-        for one in [*workers, *self._services()]:
-            ray.kill(one.handle)
+        for service in services:
+            service.end()
         if self._head.silent:
-            for sign in filter(is_here, signs):
-                kill_here(sign)
+            for heartbeat in heartbeats:
+                if heartbeat.is_here:
+                    heartbeat.kill()
             atexit.register(exit_within, HEADLESS_EXIT_S)
         elif self._group is not None:
             await in_time(partial(ray.util.remove_placement_group, self._group), CLOSE_DEADLINE_S)
@@ -286,7 +281,7 @@ class TrainingActors:
             self._config,
             self._model,
             rank_options=options,
-            watch=self.watch,
+            watchdog=self.watchdog,
             silent_s=self._config.detector.learner_silent_s,
             meter=self.meter,
             turn=self._turns.learner if self._turns else ANYTIME,
@@ -316,7 +311,7 @@ class TrainingActors:
                 runtime_env={"env_vars": NO_GPU},
                 **on_node(node, or_elsewhere=True),
             ).remote(name, sandbox, self.meter.run)
-            self._executors[name] = Remote(handle, name)
+            self._executors[name] = Service(handle, name)
 
     def _host_names(self) -> dict[str, tuple[str, ...]]:
         entries = {entry_of(name) for name in self._hosts}
@@ -355,8 +350,8 @@ class TrainingActors:
                 run=self.meter.run,
                 journal=self._journal,
             )
-            worker = Remote[GenerationActor](handle, name)
-            replicas.add(worker, start_deadline_s=engine.start_deadline_s)
+            silent_s = self._config.detector.silent_s
+            replicas.add(Replica(handle, name, start_deadline_s=engine.start_deadline_s, silent_s=silent_s))
 
 
 def gpu_turns(config: RunConfig) -> GpuTurns | None:

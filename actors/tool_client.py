@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayActorError
 
-from actors.remote import Remote
+from actors.remote import Remote, probe_of
 from actors.tool_host import HELD_UP_S, START_S, ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
@@ -161,7 +161,7 @@ class Tools:
 
     async def _wait_for(self, host: Remote[ToolHostActor], entry: str) -> None:
         try:
-            await host.call(lambda h: h.pid(), deadline_s=START_S, reason="its host", retry=True)
+            await host.call(probe_of, deadline_s=START_S, reason="its host", retry=True)
         except (RayActorError, DeadlineExceeded) as lost:
             raise ToolError(f"{entry}: its host does not come back ({str(lost).splitlines()[0]})") from lost
 

@@ -83,25 +83,25 @@ class Kill:
         from ray.exceptions import RayError
 
         worker: Any = ray.get_actor(VICTIM)
-        life = _life(worker)
+        incarnation = _incarnation(worker)
         killed_s = time.monotonic()
         ray.kill(worker, no_restart=False)
         log.info(f"rehearsal: {VICTIM} was killed")
         self.problem = f"it did not come back within {BACK_WITHIN_S:g} s"
         while time.monotonic() < killed_s + BACK_WITHIN_S and not self.over.wait(0.2):
             try:
-                if _life(worker) != life:
+                if _incarnation(worker) != incarnation:
                     self.back_s, self.problem = time.monotonic() - killed_s, ""
                     return
             except RayError:
                 continue
 
 
-def _life(worker: Any) -> str:
+def _incarnation(worker: Any) -> str:
     import ray
 
-    sign: Any = ray.get(worker.probe.remote(), timeout=60)
-    return sign.life
+    heartbeat: Any = ray.get(worker.probe.remote(), timeout=60)
+    return heartbeat.incarnation
 
 
 def main(argv: Sequence[str] | None = None) -> int:

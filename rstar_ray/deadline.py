@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One wait of this process that has not ended."""
+    """An open wait of this process."""
 
     waiter: str
     owner: str
@@ -22,12 +22,12 @@ class Wait:
     since_s: float  # time.monotonic()
 
     def line(self, now_s: float) -> str:
-        return f"{self.waiter} has waited {now_s - self.since_s:.0f} s for {self.owner} ({told(self.reason)})"
+        return f"{self.waiter} has waited {now_s - self.since_s:.0f} s for {self.owner} ({_text(self.reason)})"
 
 
 @dataclass(slots=True)
 class Waits:
-    """The open waits of this process, and how many have ended well: what a watchdog looks at."""
+    """The open waits of this process, and how many were answered; the watchdog reads both."""
 
     num_answered: int = 0
     _open: dict[int, Wait] = field(default_factory=dict[int, Wait])
@@ -50,7 +50,7 @@ waits = Waits()
 """Of this process."""
 
 
-def told(reason: str | Callable[[], str]) -> str:
+def _text(reason: str | Callable[[], str]) -> str:
     return reason if isinstance(reason, str) else reason()
 
 
@@ -65,16 +65,15 @@ async def within(
 ) -> T:
     """Await for at most `seconds`.
 
-    Works on coroutines, futures and Ray object refs alike. A `reason` that costs something to find is a function,
-    called when the time is out. A `poll` is asked again and again, and its answer alone does not mean that anything
-    got on. Raises `DeadlineExceeded` naming who waited for whom; a `TimeoutError` raised by the
-    awaited work itself passes through unchanged.
+    Works on coroutines, futures and Ray object refs. A `reason` that is expensive to compute is a function, called when
+    the time is out. A `poll` is repeated, and its answer alone is no progress of the run. Raises `DeadlineExceeded`,
+    which names who waited for whom; a `TimeoutError` of the awaited work itself passes through unchanged.
     """
 
     async def work() -> T:
         return await awaitable
 
-    # A coroutine that is cancelled before it began is then closed, and not left for a warning.
+    # A coroutine that is cancelled before it began is closed, and asyncio does not warn.
     task: asyncio.Task[T] = asyncio.ensure_future(awaitable if asyncio.iscoroutine(awaitable) else work())
     number = waits.begin(Wait(waiter=waiter, owner=owner, reason=reason, since_s=time.monotonic()))
     answered = False
@@ -89,4 +88,27 @@ async def within(
     if done:
         return task.result()
     task.cancel()
-    raise DeadlineExceeded(waiter, owner, told(reason), seconds)
+    raise DeadlineExceeded(waiter, owner, _text(reason), seconds)
+
+
+async def unless_failed(work: Awaitable[T], failure: "asyncio.Future[None]", patience_s: float) -> T:
+    """The result of `work`. As soon as `failure` has an exception, `work` is cancelled, which may take `patience_s`,
+    and the exception is raised."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=patience_s)
+        failure.result()
+    return await task
+
+
+def fail(failure: "asyncio.Future[None]", fault: Exception) -> None:
+    """Set the exception, once; asyncio does not complain if nobody reads it."""
+    if not failure.done():
+        failure.set_exception(fault)
+        failure.exception()

@@ -1,9 +1,8 @@
-"""When silence is a fault: who has been silent, or stuck at its work, for longer than its limit.
+"""Which process is silent, or stuck at its work, for longer than its limit.
 
-Pure rules over what processes said of themselves and a clock that is handed in. Time is counted by the detector's own
-ticks: where it was held up itself (the machine stopped, slept, swapped), that gap counts for two of its ticks at most,
-so that processes that were held up with it are not taken for dead. Nor does the time count in which a process wanted
-a core and got none: a machine with too much to do is slow, not wedged.
+Pure rules over heartbeats and a clock that is passed in. Time is counted by the detector's own ticks: where the
+detector itself was held up (the machine stopped, slept, swapped), the gap counts for two of its ticks at most, so that
+processes that were held up with it are not stalled. Time in which a process waited for a core does not count either.
 """
 
 import math
@@ -12,15 +11,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How long one process may be silent, and how long it may have work and get nowhere."""
+    """How long one process may be silent, and how long it may have work without progress."""
 
     silent_s: float
     stuck_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wedged:
-    """A process past its limit, and what was seen of it."""
+class Stall:
+    """A process past its limit, and its observed state."""
 
     name: str
     seen: str
@@ -29,8 +28,8 @@ class Wedged:
 @dataclass(slots=True)
 class _Watched:
     limit: Limit
-    heard_s: float  # on the detector's own clock
-    moved_s: float
+    heard_s: float  # its latest heartbeat, on the detector's own clock
+    progress_s: float  # its latest progress
     starved_s: float = 0.0  # of its silence
     work: int = 0
     progress: int = 0
@@ -38,7 +37,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class Detector:
-    """Judges by name; one that is found wedged is forgotten until it is watched again."""
+    """Judges by name; a stalled process is forgotten until it is watched again."""
 
     tick_s: float
     _now_s: float = 0.0  # own time: advances with the ticks
@@ -46,8 +45,8 @@ class Detector:
     _watched: dict[str, _Watched] = field(default_factory=dict[str, _Watched])
 
     def watch(self, name: str, limit: Limit) -> None:
-        """From now on it has to answer; its limits start anew."""
-        self._watched[name] = _Watched(limit=limit, heard_s=self._now_s, moved_s=self._now_s)
+        """It has to answer from now on; its limits start again."""
+        self._watched[name] = _Watched(limit=limit, heard_s=self._now_s, progress_s=self._now_s)
 
     def forget(self, name: str) -> None:
         self._watched.pop(name, None)
@@ -56,40 +55,41 @@ class Detector:
         return name in self._watched
 
     def silences_s(self) -> dict[str, float]:
-        """How long each that is watched has been silent."""
+        """How long each watched process has been silent."""
         return {name: self._now_s - one.heard_s for name, one in self._watched.items()}
 
     def starved(self, name: str, seconds: float) -> None:
-        """So much of its silence until now it waited for a core."""
+        """It waited for a core for so much of its silence."""
         if (one := self._watched.get(name)) is not None:
             one.starved_s = seconds
 
     def heard(self, name: str, *, work: int = 0, progress: int = 0) -> None:
-        """It answered: `work` is how much it has to do, and `progress` another number than before where it got on."""
+        """It answered with `work` open items; `progress` changes when it makes progress."""
         one = self._watched.get(name)
         if one is None:
             return
         one.heard_s, one.starved_s = self._now_s, 0.0
         if not work or not one.work or progress != one.progress:
-            one.moved_s = self._now_s
+            one.progress_s = self._now_s
         one.work, one.progress = work, progress
 
-    def tick(self, clock_s: float) -> list[Wedged]:
-        """Who is past its limit at this time of a clock that never goes back; to be called every `tick_s`."""
+    def tick(self, clock_s: float) -> list[Stall]:
+        """Processes past their limit at this time of a monotonic clock; to be called every `tick_s`."""
         if not math.isnan(self._clock_s):
             self._now_s += min(clock_s - self._clock_s, 2 * self.tick_s)
         self._clock_s = clock_s
-        wedged = [found for name, one in self._watched.items() if (found := self._judge(name, one)) is not None]
-        for found in wedged:
+        stalls = [found for name, one in self._watched.items() if (found := self._judge(name, one)) is not None]
+        for found in stalls:
             self.forget(found.name)
-        return wedged
+        return stalls
 
-    def _judge(self, name: str, one: _Watched) -> Wedged | None:
-        silent_s, stuck_s = self._now_s - one.heard_s - one.starved_s, self._now_s - one.moved_s
+    def _judge(self, name: str, one: _Watched) -> Stall | None:
+        silent_s, stuck_s = self._now_s - one.heard_s - one.starved_s, self._now_s - one.progress_s
         if silent_s > one.limit.silent_s:
-            return Wedged(name=name, seen=f"silent for {silent_s:.1f} s (limit {one.limit.silent_s:g} s)")
+            return Stall(name=name, seen=f"silent for {silent_s:.1f} s (limit {one.limit.silent_s:g} s)")
         if one.work and stuck_s > one.limit.stuck_s:
-            return Wedged(
-                name=name, seen=f"{one.work} to do and no step for {stuck_s:.1f} s (limit {one.limit.stuck_s:g} s)"
+            return Stall(
+                name=name,
+                seen=f"{one.work} items of work and no step for {stuck_s:.1f} s (limit {one.limit.stuck_s:g} s)",
             )
         return None

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from actors.balancer_service import BalancerService
-from actors.remote import Remote
+from actors.service import Service
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.chat.template import Reading
@@ -86,8 +86,8 @@ async def drained(balancer: BalancerService) -> None:
             await asyncio.sleep(0.005)
 
 
-class Local(Remote[A]):
-    """A `Remote` of an object in this process."""
+class Local(Service[A]):
+    """A `Service` of an object in this process."""
 
     def __init__(self, core: A, name: str = "balancer") -> None:
         super().__init__(core, name)
@@ -244,7 +244,7 @@ class LocalRollouts:
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
         ids = frozenset(request.rollout_id for request in requests)
         if again := ids & self.latest:
-            raise ValueError(f"rollout {min(again)!r} was handed in before")
+            raise ValueError(f"rollout {min(again)!r} was submitted before")
         self.latest = ids
         order = list(requests)
         random.Random(len(order)).shuffle(order)

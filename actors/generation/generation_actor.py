@@ -18,9 +18,10 @@ from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.served_adapter import adapter_to_serve
 from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
-from actors.health.heartbeat import Alive, Sign
+from actors.health.heartbeat import Heartbeat, heartbeat, this_process
 from actors.remote import Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
+from actors.service import ServiceActor
 from actors.tool_client import Tools
 from actors.tool_host import ToolHostActor
 from actors.weights.buckets import BucketPlan
@@ -47,8 +48,8 @@ ends. Above 1 KB is every list of trajectories, and hardly any other reply.
 """
 
 
-class GenerationActor:
-    """The address of one `GenerationWorker`; every rule lives there."""
+class GenerationActor(ServiceActor):
+    """The actor of one `GenerationWorker`; every rule lives there."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class GenerationActor:
         restarted actor finds them again. `run` is the label of its metrics; `journal` the folder of finished turns.
         """
         see_own_gpu_first()
-        self._name = name
+        super().__init__(name)
         sandboxes = [Remote[SandboxExecutor].named(one, caller=name) for one in executors]
         sandbox = SandboxClient(sandboxes, config.sandbox, caller=name)
         tool_hosts = {
@@ -84,7 +85,6 @@ class GenerationActor:
         )
         self._metrics = ReplicaMetrics(name, ray_meter(run), self._traces)
         self._kv_capacity_tokens = 0
-        self._alive = Alive()
         self._chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
         self._engine = Engine(
             config,
@@ -93,7 +93,7 @@ class GenerationActor:
             measures_cost=config.balancer.measured,
             stop_token_ids=self._chat.profile.stop_token_ids,
         )
-        turns = TurnJournal(journal, f"{name}-{self._alive.life}") if journal is not None else None
+        turns = TurnJournal(journal, f"{name}-{this_process().incarnation}") if journal is not None else None
         self._judge = make_judge(config.reward, sandbox, own_folder=config.own_folder)
         self._worker = GenerationWorker(
             name,
@@ -107,9 +107,6 @@ class GenerationActor:
             journal=JournalWriter(turns, where=str(journal or "")),
         )
 
-    def __repr__(self) -> str:
-        return self._name
-
     async def start(self) -> EngineFacts:
         facts = await self._worker.start()
         self._kv_capacity_tokens = facts.kv_capacity_tokens
@@ -118,11 +115,11 @@ class GenerationActor:
     async def serve(self) -> None:
         await self._worker.serve()
 
-    async def probe(self) -> Sign:
-        """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
+    def probe(self) -> Heartbeat:
+        """For the watchdog. The worker itself finds a stuck engine, whose processes it can kill."""
         load = self._worker.load()
         self._metrics.load(load, self._kv_capacity_tokens)
-        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids)
+        return heartbeat(work=load.running, progress=load.steps, children=self._engine.process_ids)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
         """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""

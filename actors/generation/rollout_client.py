@@ -1,26 +1,25 @@
-"""The driver's view of generation: hands rollouts to the balancer and collects what the workers finish.
+"""The driver's client of generation: submits rollouts to the balancer and collects what the workers finish.
 
-Every request comes back exactly once, whatever dies on the way. Of tokens it holds only the prompts', encoded here once
-for all siblings; what is sampled stays behind refs.
+Every request is answered exactly once, whatever dies on the way. The client holds the tokens of prompts only, encoded
+once for all siblings; sampled tokens stay behind refs.
 """
 
 import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from actors.balancer_service import BalancerService
-from actors.generation.balancer_memory import BalancerMemory
+from actors.balancer_service import BalancerService, Known
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.outbox import rollout_load
-from actors.remote import Remote
+from actors.service import Service
 from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
@@ -28,32 +27,33 @@ from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
+from scheduler.expected_kv.learned import Learned
 from scheduler.records import RolloutLoad
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from actors.generation.generation_actor import GenerationActor
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _Submission = tuple[RolloutLoad, RolloutState]
 
 ATTEMPT = "~"
-"""Between a rollout's id and the number of its attempt, where all that was handed in before was given up."""
+"""Between a rollout's id and the number of its attempt, after everything submitted before was dropped."""
 _ATTEMPT = re.compile(rf"{ATTEMPT}\d+$")
 NOBODY = ""
 """A replica that the balancer does not know."""
 SUBMIT_BATCH = 256
 RETURN_BATCH = 32
-"""Of rollouts that have begun: one of 16K tokens takes a quarter of a megabyte, and others are served in between."""
+"""Of begun rollouts: one of 16K tokens takes a quarter of a megabyte, and the balancer serves others in between."""
 CALL_DEADLINE_S = 120.0
-"""Longest wait for what is there. One that is stopped is ended first, by the detector, and starts again."""
-BALANCER_PING_S = 2.0
+"""For an actor that answers. The watchdog kills one that is stopped, and it restarts."""
 BLIP_PATIENCE_S = 3.0
-"""How long a worker that could not be reached may take to answer again before it is taken for lost."""
+"""How long a replica that could not be reached may take to answer again before it counts as lost."""
 DELIVERY_WAIT_S = 20.0
-"""How long one question for finished rollouts stays open at a worker before it is asked again."""
+"""How long one poll for finished rollouts stays open at a worker."""
 
 
 class RolloutClient:
@@ -61,49 +61,50 @@ class RolloutClient:
 
     def __init__(
         self,
-        balancer: Remote[BalancerService],
+        balancer: Service[BalancerService],
         chat: ChatFormat,
         *,
-        on_worker_lost: Callable[[str, Exception], Any],
+        on_replica_lost: Callable[[str, Exception], Awaitable[None]],
         journal: Path | None = None,
         silent_s: float = 0.0,
     ) -> None:
-        """`journal`: where the workers keep what was sampled. `on_worker_lost` hears of one that is gone, or of what
-        one met in its own loops, which have ended then. `silent_s`: how long who is asked may be silent before the
-        detector ends it."""
+        """`journal`: where the workers keep what was sampled. `on_replica_lost` is called for one that is gone, or
+        whose loops have failed. `silent_s`: how long a called actor may be silent before the watchdog kills it."""
         self.weights = 0  # checksum of those that all workers serve; 0 for the model folder's
         self._journal = journal
         self._balancer = balancer
         self._chat = chat
-        self._on_worker_lost = on_worker_lost
+        self._on_replica_lost = on_replica_lost
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
-        self._attempt = 0  # grows when what was handed in is given up
+        self._attempt = 0  # grows when everything submitted is dropped
         self.num_ended = 0  # over the whole run
         self._rewards = UnprovenRewards()
         self._deadline_s = CALL_DEADLINE_S + silent_s
-        self.memory = BalancerMemory(balancer, self._deadline_s)
+        self._known: Known | None = None  # what the balancer had learned, for its next process
+        self._learning = asyncio.Lock()
         self._num_recovering = 0  # losses whose rollouts are being read from the journal
         self._recovered = asyncio.Event()  # none is
         self._recovered.set()
         self._readers: dict[str, asyncio.Task[None]] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None  # the state of a balancer that restarted empty
+        balancer.on_restart, balancer.on_death = self._balancer_restarted, self._balancer_died
 
-    def follow(self, worker: "Remote[GenerationActor]", incarnation: str) -> None:
-        """Collect what this process of the worker finishes, until it is lost."""
-        self._readers[worker.name] = asyncio.create_task(self._read(worker, incarnation))
+    def follow(self, replica: "Service[GenerationActor]") -> None:
+        """Collect what this process of the replica finishes, until it is lost."""
+        self._readers[replica.name] = asyncio.create_task(self._read(replica))
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
-        """Yield each request's end once. Prompts above the context end here, as refused.
+        """Yield the result of each request once. Prompts above the context end here, as refused.
 
-        Ids must be new. A result comes here before the balancer hears that the rollout ended: the same id handed in
-        meanwhile would be taken for the old one and be lost, so one of the latest run raises `ValueError`. Raises
+        Ids must be new. A result comes here before the balancer receives the rollout's end: the same id submitted
+        meanwhile would be taken for the old one and be lost, so an id of the latest run raises `ValueError`. Raises
         `RStarError` where none of the first rollouts could be judged.
         """
         ids = frozenset(request.rollout_id for request in requests)
         if again := sorted(ids & self._latest):
-            raise ValueError(f"rollout {again[0]!r} was handed in before; every rollout needs an id of its own")
+            raise ValueError(f"rollout {again[0]!r} was submitted before; every rollout needs a new id")
         self._latest = ids
         fitting: dict[str, _Submission] = {}
         rules = {request.rollout_id: request.problem.reward for request in requests}
@@ -114,26 +115,24 @@ class RolloutClient:
                 prompts[problem] = self._chat.prompt_ids(problem)
             state = RolloutState.start(self._named_apart(request), prompts[problem])
             if state.stop_reason is StopReason.REFUSED:
-                yield self._as_asked(await _refused(state))
+                yield self._as_requested(await _refused(state))
             else:
                 fitting[state.request.rollout_id] = (rollout_load(state), state)
         kept = await self._journaled([state for _, state in fitting.values()])
         fitting |= {name: (rollout_load(state), state) for name, state in kept.items()}
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._watch_balancer())
         self._waiting |= fitting
         await self._submit(list(fitting.values()))
         for _ in range(len(fitting)):
             done = await self._finished.get()
             if isinstance(done, BaseException):
                 raise done
-            done = self._as_asked(done)
+            done = self._as_requested(done)
             if isinstance(done, FinishedRollout):
                 self._rewards.note(rules[done.summary.rollout_id], done.summary)
             yield done
 
     async def go_on_without(self, replica_id: str) -> int:
-        """A replica is gone: what it held goes on elsewhere. Returns of how many the journal has what was sampled."""
+        """A replica is gone: other replicas continue its rollouts. Returns how many continue from the journal."""
         self._num_recovering += 1
         self._recovered.clear()
         try:
@@ -143,7 +142,9 @@ class RolloutClient:
             if not self._num_recovering:
                 self._recovered.set()
         for first in range(0, len(kept), RETURN_BATCH):
-            await self._return(replica_id, kept[first : first + RETURN_BATCH])
+            items = kept[first : first + RETURN_BATCH]
+            reason = f"the turns of {replica_id}"
+            await self._ask(lambda b, items=items: b.return_rollouts(replica_id, items), reason)
         lost = await self._ask(lambda b: b.replica_lost(replica_id), f"the rollouts of {replica_id}")
         if ended := [name for name in lost if name not in self._waiting]:
             await self._ask(lambda b: b.cancel(ended), f"rollouts that had ended on {replica_id}")
@@ -151,14 +152,14 @@ class RolloutClient:
         return len(kept)
 
     async def _recover(self, replica_id: str) -> list[_Submission]:
-        """Of what this replica held, that of which the journal has some: it goes on from there."""
+        """The rollouts that this replica held and the journal has a part of."""
         held = await self._ask(
             lambda b: b.held_by_lost(replica_id, [*self._waiting]), f"which rollouts {replica_id} held"
         )
         return [self._waiting[name] for name in await self._read_again(held) if name in self._waiting]
 
     async def _read_again(self, names: Sequence[str]) -> list[str]:
-        """From now on these are handed in as far as the journal has them; returns those of which it has some."""
+        """Submit these as far as the journal has them from now on; returns those of which it has a part."""
         kept = await self._journaled([self._waiting[name][1] for name in names if name in self._waiting])
         for name, state in kept.items():
             if name in self._waiting and _reach(state) > _reach(self._waiting[name][1]):
@@ -171,10 +172,8 @@ class RolloutClient:
         return await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT)
 
     async def abandon(self) -> None:
-        """Give up everything handed in and not finished: `run` may be asked for the same rollouts again.
-
-        What is still on its way of the old ones is told apart by its name.
-        """
+        """Drop everything unfinished: `run` may request the same rollouts again. Late results of the dropped ones
+        have other names."""
         given_up = [*self._waiting]
         self._waiting.clear()
         self._latest = frozenset()
@@ -190,23 +189,24 @@ class RolloutClient:
             return request
         return replace(request, rollout_id=f"{request.rollout_id}{ATTEMPT}{self._attempt}")
 
-    def _as_asked(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
-        """Under the name by which it was asked for."""
+    def _as_requested(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
+        """Under the name that was requested."""
         if isinstance(done, DroppedRollout):
-            return replace(done, rollout_id=self._asked_for(done.rollout_id))
-        summary = replace(done.summary, rollout_id=self._asked_for(done.summary.rollout_id))
+            return replace(done, rollout_id=self._requested_id(done.rollout_id))
+        summary = replace(done.summary, rollout_id=self._requested_id(done.summary.rollout_id))
         return replace(done, summary=summary)
 
-    def _asked_for(self, rollout_id: str) -> str:
-        """What came of earlier attempts is known to nobody here any more: this one's number is all that was added."""
+    def _requested_id(self, rollout_id: str) -> str:
+        """Without the number of the attempt; results of earlier attempts are not waited for."""
         return rollout_id.removesuffix(f"{ATTEMPT}{self._attempt}") if self._attempt else rollout_id
 
     async def resubmit(self) -> None:
-        """Hand in again what is not finished and what the balancer, or its life before, has lost.
+        """Submit again what is unfinished and unknown to the balancer, as after a restart of it.
 
-        What no replica holds is among it: what was handed back to that life, and what a lost worker was judging.
+        What no replica holds is read from the journal again: the balancer lost what was returned to it, and a lost
+        worker what it was judging.
         """
-        with contextlib.suppress(DeadlineExceeded):  # then that begins at its prompt
+        with contextlib.suppress(DeadlineExceeded):  # then those begin at their prompts
             reason = "what lost replicas had sampled"
             await within(self._recovered.wait(), self._deadline_s, waiter="driver", owner="journal", reason=reason)
         if not self._waiting:
@@ -218,51 +218,72 @@ class RolloutClient:
         await self._submit([self._waiting[name] for name in missing if name in self._waiting])
 
     async def close(self) -> None:
-        tasks = [*self._readers.values(), *([self._watch] if self._watch else [])]
+        tasks = [*self._readers.values(), *([self._restoring] if self._restoring else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch_balancer(self) -> None:
-        """A balancer that Ray has restarted is empty: it gets what it had learned, and every unfinished rollout."""
-        known = ""
-        try:
-            while True:
-                with contextlib.suppress(ActorUnavailableError):
-                    found = await self._balancer.call(
-                        lambda b: b.incarnation(), deadline_s=self._deadline_s, reason="its incarnation", poll=True
-                    )
-                    if known not in ("", found):
-                        await self.memory.note()
-                        await self.resubmit()
-                    known = found
-                await asyncio.sleep(BALANCER_PING_S)
-        except Exception as fault:  # nobody awaits this task either
-            self._finished.put_nowait(RStarError(f"balancer: {last_line(fault)}"))
+    def _balancer_restarted(self) -> None:
+        self._restoring = asyncio.create_task(self._restore_balancer(self._restoring))
 
+    async def _restore_balancer(self, earlier: "asyncio.Task[None] | None") -> None:
+        """Its new process is empty: it gets what the old one had learned, and every unfinished rollout."""
+        if earlier is not None:
+            await earlier
+        try:
+            await self.save_learned()
+            await self.resubmit()
+        except Exception as fault:  # nobody awaits this task
+            self._balancer_died(fault)
+
+    def _balancer_died(self, fault: Exception) -> None:
+        self._finished.put_nowait(RStarError(f"balancer: {last_line(fault)}"))
+
+    # -- what the balancer has learned ------------------------------------------------------------------------------
+    async def save_learned(self) -> None:
+        """Copy what it has learned now, if it answers; a balancer that restarted empty gets the earlier copy first."""
+        with best_effort("what the balancer has learned"):
+            await self._latest_known()
+
+    async def learned(self) -> dict[str, Any] | None:
+        """For a checkpoint; None where its rule learns nothing."""
+        known = await self._latest_known()
+        return known.learned.as_json() if known.learned is not None else None
+
+    async def load_learned(self, saved: Mapping[str, object]) -> None:
+        """From a checkpoint. Raises `ValueError` naming an invalid value."""
+        learned = Learned.from_json(saved)
+        async with self._learning:
+            self._known = await self._ask(lambda b: b.load_learned(learned), "loading what it had learned")
+
+    async def _latest_known(self) -> Known:
+        async with self._learning:
+            before, known = self._known, await self._ask(lambda b: b.learned(), "what it has learned")
+            earlier = before.learned if before is not None and before.incarnation != known.incarnation else None
+            if earlier is not None:
+                known = await self._ask(lambda b: b.load_learned(earlier), "loading what it had learned")
+            self._known = known
+            return known
+
+    # -- calls ------------------------------------------------------------------------------------------------------
     async def _submit(self, submissions: Sequence[_Submission]) -> None:
         for first in range(0, len(submissions), SUBMIT_BATCH):
-            await self._submit_batch(submissions[first : first + SUBMIT_BATCH])
-
-    async def _submit_batch(self, items: Sequence[_Submission]) -> None:
-        await self._ask(lambda b: b.submit(items), f"submitting {len(items)} rollouts")
-
-    async def _return(self, replica_id: str, items: Sequence[_Submission]) -> None:
-        await self._ask(lambda b: b.return_rollouts(replica_id, items), f"the turns of {replica_id}")
+            items = submissions[first : first + SUBMIT_BATCH]
+            await self._ask(lambda b, items=items: b.submit(items), f"submitting {len(items)} rollouts")
 
     async def _ask(self, ask: Callable[[BalancerService], Awaitable[R]], reason: str) -> R:
         """The balancer's answer; the call is repeated while it restarts."""
         return await self._balancer.call(ask, deadline_s=self._deadline_s, reason=reason, retry=True)
 
-    async def _read(self, worker: "Remote[GenerationActor]", incarnation: str) -> None:
+    async def _read(self, replica: "Service[GenerationActor]") -> None:
         try:
-            await self._read_until_lost(worker, incarnation)
-        except Exception as fault:  # nobody awaits a reader: what it met ends the run through `run`
-            self._finished.put_nowait(RStarError(f"{worker.name}: {last_line(fault)}"))
+            await self._read_until_lost(replica)
+        except Exception as fault:  # nobody awaits a reader: `run` raises it
+            self._finished.put_nowait(RStarError(f"{replica.name}: {last_line(fault)}"))
 
-    async def _read_until_lost(self, worker: "Remote[GenerationActor]", incarnation: str) -> None:
-        replica_id, acknowledged = worker.name, 0
-        methods = worker.methods(num_returns=1 + NUM_PARTS)
+    async def _read_until_lost(self, replica: "Service[GenerationActor]") -> None:
+        name, acknowledged = replica.name, 0
+        methods = replica.methods(num_returns=1 + NUM_PARTS)
         while True:
             refs: Any = methods.take_finished(DELIVERY_WAIT_S, acknowledged)
             message, *parts = refs
@@ -271,18 +292,18 @@ class RolloutClient:
                     message,
                     DELIVERY_WAIT_S + self._deadline_s,
                     waiter="driver",
-                    owner=replica_id,
+                    owner=name,
                     reason="what it finished",
                     poll=True,
                 )
             except (RayTaskError, DeadlineExceeded) as failed:  # before the next: it may be both
-                await self._on_worker_lost(replica_id, failed)
+                await self._on_replica_lost(name, failed)
                 return
             except (RayActorError, ObjectLostError) as lost:  # the second: its answer was on a node that is gone
-                if await worker.incarnation(BLIP_PATIENCE_S) == incarnation:
-                    log.warning(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
+                if await replica.same_process(BLIP_PATIENCE_S):
+                    log.warning(f"{name} answers again after {type(lost).__name__}: nothing is lost")
                     continue
-                await self._on_worker_lost(replica_id, lost)
+                await self._on_replica_lost(name, lost)
                 return
             acknowledged = delivery.number
             for ended in delivery.rollouts(parts):
@@ -290,19 +311,19 @@ class RolloutClient:
                     self._finished.put_nowait(ended)
 
     def _ends(self, rollout_id: str) -> bool:
-        """False for one that ended before: its worker was lost after it had finished there."""
+        """False for a rollout that ended before: its worker was lost after finishing it."""
         known = self._waiting.pop(rollout_id, None) is not None
         self.num_ended += known
         return known
 
 
 def _reach(state: RolloutState) -> tuple[int, int]:
-    """How far a rollout is: one that began again is beyond all that it had before."""
+    """Progress of a rollout; a restarted one is beyond its state before the restart."""
     return state.restarts, rollout_load(state).context_tokens
 
 
 def last_line(fault: BaseException) -> str:
-    """A remote traceback ends with what went wrong."""
+    """The cause, which ends a remote traceback."""
     lines = str(fault).strip().splitlines()
     return lines[-1] if lines else type(fault).__name__
 

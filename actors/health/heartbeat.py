@@ -1,12 +1,14 @@
-"""What an actor reports of itself when the run's detector probes it."""
+"""What an actor reports of itself when the watchdog probes it."""
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -16,63 +18,73 @@ from actors.cluster.process_start import birth
 from rstar_ray.logs import RecordBuffer
 
 ORPHAN_S = 20.0
-"""How long a process whose raylet is gone is left to end by itself."""
+"""How long a process whose raylet is gone may take to end by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
-    """One answer. By its process it can be ended, and no other."""
+class Heartbeat:
+    """The answer to one probe. It identifies the process, so that no other one is killed."""
 
-    life: str  # of this process; a restarted actor has another
+    incarnation: str  # id of this process; a restarted actor has another
     node_id: str
     pid: int
-    birth: str  # of that process (`actors.cluster.process_start`): ids are given again
-    work: int = 0  # what it has to do
-    progress: int = 0  # another number than before where it got on
-    children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
-    records: tuple[logging.LogRecord, ...] = ()  # what it has logged since the last one
-    loses: str = ""  # what is gone with it where it dies
+    start_time: str  # of that process (`actors.cluster.process_start`): the system reuses pids
+    work: int = 0  # open items of work
+    progress: int = 0  # changes with every step of work
+    children: tuple[int, ...] = ()  # pids of child processes that it waits for
+    records: tuple[logging.LogRecord, ...] = ()  # what it has logged since the last heartbeat
+    lost_with_it: str = ""  # what is lost when this process dies
     memory_bytes: int = 0  # of the process and its children, see `own_memory_bytes`
-    device_bytes: int = 0  # the most that it has held on its GPU
+    device_bytes: int = 0  # the peak on its GPU
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process runs on this node."""
+        return ray.is_initialized() and self.node_id == ray.get_runtime_context().get_node_id()
+
+    def kill(self) -> None:
+        """SIGKILL its process on this node, and no later one with the same pid."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if birth(self.pid) == self.start_time:
+                process.kill()
 
 
-class Alive:
-    """Made once by an actor; `sign` answers a probe."""
+@dataclass(frozen=True, slots=True)
+class ActorProcess:
+    """What identifies this actor process in its heartbeats, and what it logs until the next one."""
 
-    def __init__(self) -> None:
-        self.life = uuid4().hex[:12]
-        self._node_id = ray.get_runtime_context().get_node_id()
-        self._birth = birth(os.getpid())
-        self._buffer = RecordBuffer()
-        self._buffer.install()
-        end_with_parent()
+    incarnation: str = field(default_factory=lambda: uuid4().hex[:12])
+    buffer: RecordBuffer = field(default_factory=RecordBuffer)
 
-    def sign(
-        self,
-        *,
-        work: int = 0,
-        progress: int = 0,
-        children: tuple[int, ...] = (),
-        loses: str = "",
-        device_bytes: int = 0,
-    ) -> Sign:
-        return Sign(
-            life=self.life,
-            node_id=self._node_id,
-            pid=os.getpid(),
-            birth=self._birth,
-            work=work,
-            progress=progress,
-            children=children,
-            records=self._buffer.take(),
-            loses=loses,
-            memory_bytes=own_memory_bytes(os.getpid(), *children),
-            device_bytes=device_bytes,
-        )
+
+@functools.cache
+def this_process() -> ActorProcess:
+    """From the first call on this process ends with its raylet, and its log records go into its heartbeats."""
+    process = ActorProcess()
+    process.buffer.install()
+    end_with_parent()
+    return process
+
+
+def heartbeat(*, children: tuple[int, ...] = (), **facts: Any) -> Heartbeat:
+    """Of this actor process; `facts` are fields of `Heartbeat`."""
+    process = this_process()
+    return Heartbeat(
+        incarnation=process.incarnation,
+        node_id=ray.get_runtime_context().get_node_id(),
+        pid=os.getpid(),
+        start_time=birth(os.getpid()),
+        children=children,
+        records=process.buffer.take(),
+        memory_bytes=own_memory_bytes(os.getpid(), *children),
+        **facts,
+    )
 
 
 def end_with_parent(after_s: float = ORPHAN_S, every_s: float = ORPHAN_S / 10) -> None:
-    """Ray's workers end with their raylet, unless its head is stopped or cut off: then they wait for its answer."""
+    """End this process some time after its parent. Ray's workers end with their raylet, unless the head is stopped or
+    unreachable: then they wait for its answer."""
     parent = os.getppid()
 
     def look() -> None:
@@ -85,9 +97,9 @@ def end_with_parent(after_s: float = ORPHAN_S, every_s: float = ORPHAN_S / 10) -
 
 
 def own_memory_bytes(*pids: int) -> int:
-    """Of these processes: what is resident, apart from what is shared, as pages of Ray's object store are.
+    """Resident memory of these processes without shared pages, such as those of Ray's object store.
 
-    A process that is gone, or on a system that does not tell, has none.
+    A process that is gone, or whose system reports none, counts 0.
     """
     held = 0
     for pid in pids:
@@ -97,19 +109,19 @@ def own_memory_bytes(*pids: int) -> int:
     return held
 
 
-def waits_for_cores_s(pid: int) -> dict[str, float]:
-    """How long each thread of this process has been ready to run and was not run, since it began; none where unknown.
+def runnable_wait_s(pid: int) -> dict[str, float]:
+    """How long each thread of this process has waited for a core since it began; empty where unknown.
 
-    Source: the second figure of `/proc/<pid>/task/<tid>/schedstat` (Linux, Documentation/scheduler/sched-stats).
+    Source: the second number of `/proc/<pid>/task/<tid>/schedstat` (Linux, Documentation/scheduler/sched-stats).
     """
     waited: dict[str, float] = {}
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it ends meanwhile
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 waited[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
     return waited
 
 
 def starved_s(before: dict[str, float], now: dict[str, float]) -> float:
-    """The longest that one thread wanted a core and got none, between two looks at `waits_for_cores_s`."""
+    """The longest wait of one thread for a core between two calls of `runnable_wait_s`."""
     return max((waited - before[thread] for thread, waited in now.items() if thread in before), default=0.0)

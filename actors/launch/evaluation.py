@@ -77,6 +77,6 @@ async def _evaluate(start: Start, journal: Path | None) -> None:
     try:
         with stop.handled():
             await actors.start(learner=False)
-            await actors.watch.guard(evaluate())
+            await actors.watchdog.guard(evaluate())
     finally:
         await actors.close()

@@ -1,7 +1,6 @@
-"""The learner as Ray actors: one per rank, and the front that drives them.
+"""The learner in the driver: it starts the ranks, gives each its share of the work, and collects their results.
 
-`Learner` lives in the driver and holds handles, plans and results; tokens and weights never pass
-through it. The ranks are a gang: when one fails, all are ended.
+Tokens and weights never pass through it. The ranks are a gang: when one fails, all are ended.
 """
 
 import asyncio
@@ -10,23 +9,24 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 
 from actors.cluster.gpu_lock import ANYTIME, Turn
-from actors.health.watchdog import Follow
-from actors.learner.learner_actor import LearnerActor, rank_name, start_rank
-from actors.learner.rank_client import RankClient, RankDied
+from actors.health.watchdog import Watchdog
+from actors.learner.learner_actor import LearnerActor, rank_name
+from actors.learner.rank_client import Rank, RankDied, start_rank
 from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_rows
+from actors.service import LossBudget
 from actors.weights.transfer import EngineSeat, Publication
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
-from rstar_ray.deadline import within
+from rstar_ray.deadline import fail, unless_failed, within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
-from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP
 from rstar_ray.rollouts import TrainingRow
 from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
@@ -34,7 +34,9 @@ from rstar_ray.telemetry.meter import NO_METER, Meter
 log = logging.getLogger(__name__)
 
 FIRST_ANSWER_SHARE = 0.5
-"""Of the time for a start, until a rank has answered: importing its libraries takes a busy machine minutes."""
+"""Of the start deadline, until a rank has answered: importing its libraries takes a busy machine minutes."""
+MAX_LOSSES_IN_A_ROW = 3
+"""Losses of the learner without a new checkpoint in between before the run ends."""
 CLOSE_DEADLINE_S = 20.0
 DEATH_NOTICE_S = 5.0
 """How long after a rank's failure the death of another may take to be noticed."""
@@ -63,7 +65,7 @@ class Learner:
         *,
         rank_options: Sequence[Mapping[str, Any]] = (),
         waiter: str = "driver",
-        watch: Follow | None = None,
+        watchdog: Watchdog | None = None,
         silent_s: float = math.inf,
         meter: Meter = NO_METER,
         turn: Turn = ANYTIME,
@@ -71,9 +73,9 @@ class Learner:
     ) -> None:
         """Trains the policy in the folder `model`.
 
-        `rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each. `watch`
-        probes the ranks, which may be silent for `silent_s`. In its `turn` the learner loads and updates. `placed`
-        returns once there is a place for each of them, before they are started again.
+        `rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each. `watchdog`
+        probes the ranks, which may be silent for `silent_s`. The learner loads and updates in its `turn`. `placed`
+        returns once each rank has a node, before they are started again.
         """
         self._turn = turn
         self._placed = placed
@@ -85,11 +87,11 @@ class Learner:
         if len(self._options) != ranks:
             raise ConfigError("learner.ranks", f"{len(self._options)} placements", f"give {ranks}")
         self._waiter = waiter
-        self._watch = watch
+        self._watchdog = watchdog
         self._silent_s = silent_s
-        self._lost: asyncio.Future[str] | None = None  # why, once a rank of this life is
-        self._ranks: list[RankClient] = []
-        self._saved: list[Path] = []  # checkpoints whose parts the ranks of this life have not said to be on disk
+        self._lost: asyncio.Future[None] | None = None  # fails once one of these ranks is lost
+        self._ranks: list[Rank] = []
+        self._saved: list[Path] = []  # checkpoints whose parts these ranks have not yet written
         self._facts: Any = None
         self._step = 0
 
@@ -102,40 +104,48 @@ class Learner:
     # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:
-        """Create the ranks, let them meet, load the model. Raises `RankLost` where new ranks may do better."""
-        env = rank_environment(self.config)
+        """Create the ranks, connect them, load the model. Raises `RankLost` where new ranks may do better."""
         self._saved = []
+        env = {"env_vars": rank_environment(self.config)}
         self._ranks = [
-            RankClient(
-                start_rank(
-                    self.config,
-                    self._model,
-                    rank,
-                    run=self._meter.run,
-                    caller=self._waiter,
-                    runtime_env={"env_vars": env},
-                    **options,
-                )
+            start_rank(
+                self.config,
+                self._model,
+                number,
+                run=self._meter.run,
+                caller=self._waiter,
+                silent_s=self._silent_s,
+                runtime_env=env,
+                **options,
             )
-            for rank, options in enumerate(self._options)
+            for number, options in enumerate(self._options)
         ]
         seconds = self.config.learner.start_deadline_s
-        await self._heard([rank.connect(FIRST_ANSWER_SHARE * seconds) for rank in self._ranks])
-        if self._watch is not None:
-            for rank in self._ranks:  # their probes have a thread of their own: no longer silent than in a checkpoint
-                self._watch.follow_start(rank.name, rank.actor.handle, silent_s=self._silent_s)
-        asked = self._running()[0].call(lambda rank: rank.address(), deadline_s=seconds, reason="its address")
-        ((host, port),) = await self._heard([asked])
+        await self._gathered([rank.first_heartbeat(FIRST_ANSWER_SHARE * seconds) for rank in self._ranks])
+        self._follow()
+        first = self._running()[0].call_once(lambda rank: rank.address(), deadline_s=seconds, reason="its address")
+        ((host, port),) = await self._gathered([first])
         async with self._turn():
             facts = await self._everywhere(lambda rank: rank.start(host, port), "loading the model", seconds)
         self._facts = facts[0]
         self._lost = asyncio.get_running_loop().create_future()
-        if self._watch is not None:
+        for rank in self._ranks:
+            rank.on_death = partial(self._rank_died, rank.name)
+            rank.serves()
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._watchdog is not None:
             for rank in self._ranks:
-                self._watch.follow(rank.name, rank.actor.handle, silent_s=self._silent_s, on_death=self._rank_died)
+                self._watchdog.follow(rank)
 
     async def restart(self) -> None:
-        """New ranks, as after `start`: what they had learned is in checkpoints."""
+        """New ranks, as after `start`: what the old ones had learned is in checkpoints."""
+        await self.clear()
+        await self.start()
+
+    async def clear(self) -> None:
+        """End the ranks, and wait until new ones can be started."""
         self._end_ranks()
         if self._placed is not None:
             await self._placed()
@@ -144,43 +154,30 @@ class Learner:
             await within(gone, CLOSE_DEADLINE_S, waiter=self._waiter, owner="learner", reason="the end of its ranks")
         except DeadlineExceeded as late:
             raise RankLost(str(late)) from late
-        await self.start()
 
     async def unless_lost(self, work: Awaitable[T]) -> T:
-        """The result of `work`; raises `RankLost` as soon as a rank is lost, whether or not anybody asks it then."""
+        """The result of `work`; raises `RankLost` as soon as a rank is lost, even while nothing waits for a rank."""
         assert self._lost is not None, "start() comes first"
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self._lost}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.wait({task}, timeout=CLOSE_DEADLINE_S)
-        raise RankLost(self._lost.result())
+        return await unless_failed(work, self._lost, CLOSE_DEADLINE_S)
 
     def _rank_died(self, name: str, died: Exception) -> None:
         """The others wait for it in a collective and are of no use."""
         self._meter.add("rstar_losses_total", 1, part="learner")
         self._end_ranks()
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(f"{name} died ({type(died).__name__})")
+        if self._lost is not None:
+            fail(self._lost, RankLost(f"{name} died ({type(died).__name__})"))
 
     async def close(self) -> None:
         """End the ranks; safe to call twice, and after a failure."""
-        if self._ranks:
-            goodbyes: list[Any] = [rank.actor.methods().close() for rank in self._ranks]
-            await asyncio.wait([asyncio.ensure_future(_settled(ref)) for ref in goodbyes], timeout=CLOSE_DEADLINE_S)
+        await asyncio.gather(*(rank.close(CLOSE_DEADLINE_S) for rank in self._ranks))
         self._end_ranks()
 
     def _end_ranks(self) -> None:
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
-            if self._watch is not None:
-                self._watch.leave(rank.name)
-            ray.kill(rank.actor.handle)
+            if self._watchdog is not None:
+                self._watchdog.leave(rank)
+            rank.end()
 
     # ------------------------------------------------------------ training
 
@@ -204,7 +201,7 @@ class Learner:
 
     def seen_tokens(self) -> list[Any]:
         """Refs of what each rank saw of its rows' tokens in the newest update: `SeenTokens` by rollout id."""
-        return [rank.actor.methods().seen_tokens() for rank in self._ranks]
+        return [rank.methods().seen_tokens() for rank in self._ranks]
 
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy."""
@@ -307,12 +304,12 @@ class Learner:
     ) -> list[R]:
         """Call every rank with its share, and wait for all."""
 
-        async def call(rank: RankClient, share: T) -> R:
-            return await rank.call(lambda methods: ask(methods, share), deadline_s=deadline_s, reason=reason)
+        async def call(rank: Rank, share: T) -> R:
+            return await rank.call_once(lambda methods: ask(methods, share), deadline_s=deadline_s, reason=reason)
 
-        return await self._heard([call(rank, share) for rank, share in zip(self._running(), shares, strict=True)])
+        return await self._gathered([call(rank, share) for rank, share in zip(self._running(), shares, strict=True)])
 
-    async def _heard(self, asked: Sequence[Awaitable[R]]) -> list[R]:
+    async def _gathered(self, asked: Sequence[Awaitable[R]]) -> list[R]:
         """The answers of ranks; the first failure ends all ranks, since the others wait for it."""
         calls = [asyncio.ensure_future(call) for call in asked]
         try:
@@ -331,29 +328,44 @@ class Learner:
             for call in calls:
                 call.cancel()
 
-    def _running(self) -> list[RankClient]:
-        """All ranks, of which none is known to be lost: with one they all end."""
+    def _running(self) -> list[Rank]:
+        """All ranks; none where one is known to be lost."""
         if not self._ranks:
-            why = f": {self._lost.result()}" if self._lost is not None and self._lost.done() else ""
+            why = f": {self._lost.exception()}" if self._lost is not None and self._lost.done() else ""
             raise RankLost(f"the learner is not running{why}")
         return self._ranks
 
 
-async def first_start(learner: Learner) -> None:
-    """A rank that dies in a run's first start, or is silent, is no more than a loss, as later.
+async def with_restarts(
+    work: Callable[[], Awaitable[T]],
+    *,
+    restart: Callable[[], Awaitable[None]],
+    since: Callable[[], str],
+    lost: type[RankLost] = RankLost,
+) -> T:
+    """The result of `work`, which is called again after `restart` whenever it raises `lost`.
 
-    What a rank refuses or meets, and a start that takes too long, is of the settings: people are told at once.
+    `since` names the state from which it continues, such as the newest checkpoint. Raises `LearnerError` after too many
+    losses since the same state.
     """
-    start, losses = learner.start, 0
+    losses = LossBudget(MAX_LOSSES_IN_A_ROW)
     while True:
         try:
-            return await start()
-        except RankDied as died:
-            losses += 1
-            if losses > MOST_LOSSES_AT_A_STEP:
-                raise LearnerError(f"{died}; {losses} times in its first start") from died
-            log.warning(f"{died}; the learner starts again")
-            start = learner.restart
+            if losses.in_a_row:
+                await restart()
+            return await work()
+        except lost as fault:
+            state = since()
+            losses.count(state)
+            if losses.exceeded:
+                raise LearnerError(f"{fault}; {losses.in_a_row} losses since {state}") from fault
+            log.warning(f"{fault}; the learner starts again from {state}")
+
+
+async def first_start(learner: Learner) -> None:
+    """In the first start of a run a rank that dies, or is silent, is a loss. What a rank refuses, and a start that
+    takes too long, is a fault of the settings: it ends the run at once."""
+    await with_restarts(learner.start, restart=learner.clear, since=lambda: "the start of the run", lost=RankDied)
 
 
 async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]") -> RankLost | None:
@@ -390,10 +402,3 @@ def refuse_unseen(written: Mapping[Path, WrittenFile]) -> None:
                 f"{file.by} wrote {path.name} to {path.parent}, and it is not there for the driver: the run "
                 "directory must be on a file system that every node sees"
             )
-
-
-async def _settled(ref: Awaitable[Any]) -> None:
-    try:
-        await ref
-    except Exception as error:  # the rank is ended in any case
-        log.debug("while closing: %s", error)

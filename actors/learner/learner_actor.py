@@ -1,4 +1,4 @@
-"""Ray's view of one `LearnerRank`: it fetches what the rank trains on and puts what the rank publishes."""
+"""The actor of one `LearnerRank`: it fetches what the rank trains on and stores what the rank publishes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +9,11 @@ from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from actors.cluster.devices import see_own_gpu_first
 from actors.cluster.ray_metrics import ray_meter
-from actors.health.heartbeat import Alive, Sign
+from actors.health.heartbeat import Heartbeat, heartbeat
 from actors.learner.shares import RlShare, RlWork, SftWork
-from actors.remote import Remote, ReplyCache, in_group
-from actors.weights.actor_line import ActorLine
+from actors.remote import ReplyCache, in_group
+from actors.service import ServiceActor
+from actors.weights.engine_client import EngineClient
 from actors.weights.transfer import EngineSeat, Publication, put_into_store
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config import RunConfig
@@ -31,7 +32,7 @@ def rank_name(rank: int) -> str:
     return f"learner/rank-{rank}"
 
 
-class LearnerActor:
+class LearnerActor(ServiceActor):
     """One rank; every rule lives in actors/learner/rank.py."""
 
     def __init__(self, config: RunConfig, model: Path, rank: int, run: str = "") -> None:
@@ -39,30 +40,26 @@ class LearnerActor:
         from actors.learner.rank import LearnerRank
 
         self._rank = LearnerRank(config, model, rank)
-        self._name = rank_name(rank)
-        self._alive = Alive()
+        super().__init__(rank_name(rank))
         self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`, and of `written` beside it
         self._broadcast: CollectiveTransfer | None = None  # its group lasts from version to version
         self._meter = ray_meter(run)
 
-    def __repr__(self) -> str:
-        return self._name
-
     @in_group("probe")
-    def probe(self) -> Sign:
-        """For the run's detector, in a thread of its own: the others wait while the rank computes."""
+    def probe(self) -> Heartbeat:
+        """For the watchdog, in a separate thread: other calls wait while the rank computes."""
         held = self._rank.memory_bytes()
         with self._meter.guarded():
             for kind, num_bytes in held.items():
                 self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
-        return self._alive.sign(progress=self._rank.calls, device_bytes=held.get("device", 0))
+        return heartbeat(progress=self._rank.calls, device_bytes=held.get("device", 0))
 
     def call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What a method answers; what it answered, where the newest call had this number."""
+        """The reply of a method; the same reply for the number of the newest call."""
         return self._replies.of(number, lambda: getattr(self, method)(*arguments))
 
     def address(self) -> tuple[str, int]:
-        """Where the ranks meet: a port of this node that listens from now on."""
+        """Where the ranks connect: a port of this node that listens from now on."""
         host = ray.util.get_node_ip_address()
         return host, self._rank.open_store(host)
 
@@ -102,7 +99,7 @@ class LearnerActor:
         from actors.weights.collective import CollectiveTransfer
         from actors.weights.ipc import CudaExporter, IpcTransfer
 
-        weights, engines = self._rank.served_weights(), [ActorLine(seat) for seat in seats]
+        weights, engines = self._rank.served_weights(), [EngineClient(seat) for seat in seats]
         deadline_s = self._rank.config.engine.answer_deadline_s
         if way == "ipc":
             return IpcTransfer(CudaExporter(), deadline_s).send(weights, version, engines)
@@ -120,7 +117,7 @@ class LearnerActor:
 
     @in_group("files")
     def written(self, number: int) -> dict[Path, WrittenFile]:
-        """In a thread of its own: the rank trains meanwhile. The same number, the same answer."""
+        """In a separate thread, while the rank trains; the same number gives the same reply."""
         return self._written.of(number, self._rank.written)
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
@@ -139,21 +136,12 @@ class LearnerActor:
         self._rank.close()
 
 
-def start_rank(
-    config: RunConfig, model: Path, rank: int, *, run: str, caller: str, **options: Any
-) -> Remote[LearnerActor]:
-    """The rank's actor, under its name; `options` are Ray's."""
-    actor: Any = ray.remote(concurrency_groups={"probe": 1, "files": 1})(LearnerActor)  # pyright: ignore[reportCallIssue]
-    name = rank_name(rank)
-    return Remote(actor.options(name=name, **options).remote(config, model, rank, run), name, caller=caller)
-
-
 def _all_shares(work: RlWork) -> Iterator[RlShare]:
     return (share for update in work for micro_batch in update for share in micro_batch)
 
 
 def _key(batch: Any) -> Any:
-    """Names a batch: the reference itself, or where it is a plain list, that list."""
+    """Identifies a batch by its reference; a plain list by its id."""
     return batch if isinstance(batch, ray.ObjectRef) else id(batch)
 
 

@@ -41,7 +41,7 @@ class EngineSeat:
     """An engine that is up when a version is published, and the learner's rank that sends it weights."""
 
     name: str  # of its actor
-    life: str  # of its process: one that was started again is another member of a group
+    incarnation: str  # of its process: a restarted one is another member of a group
     ranks: int  # the processes that it is split over
     sender: int
 

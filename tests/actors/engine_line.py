@@ -14,7 +14,7 @@ class Line:
     """An `EngineLine` straight to an engine of this process's loop, as an actor's is through Ray."""
 
     def __init__(self, engine: Engine, number: int) -> None:
-        self.seat = EngineSeat(name=f"generation/{number}", life="1", ranks=1, sender=0)
+        self.seat = EngineSeat(name=f"generation/{number}", incarnation="1", ranks=1, sender=0)
         self._engine = engine
         self._loop = asyncio.get_running_loop()
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.health.watchdog import Watch
+from actors.health.watchdog import Watchdog
 from actors.learner.gang import Learner
-from actors.learner.rank_client import RankClient
-from actors.remote import Remote
+from actors.learner.rank_client import Rank
 from actors.weights.buckets import checksum
 from actors.weights.transfer import Publication
 from rstar_ray.algorithm.batch import TokenRow
@@ -240,12 +239,12 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
     cluster: Any, folder: Path, tmp_path: Path, logged: list[str]
 ):
     rows = training_rows(ROWS, cluster)
-    watch = Watch(
+    watchdog = Watchdog(
         DetectorConfig(probe_every_s=0.5, silent_s=8, learner_silent_s=8, engine_step_s=8, still_s=300),
     )
-    watch.start()
+    watchdog.start()
     async with learning(folder, ranks=2, zero=1) as learner:
-        learner._watch, learner._silent_s = watch, 8.0
+        learner._watchdog, learner._silent_s = watchdog, 8.0
         await learner.restart()
         assert (await learner.train_rl(rows, 1e-3)).applied
         await learner.save_checkpoint(tmp_path / "first")
@@ -263,7 +262,7 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
             assert (await learner.publish(2)).checksum == uninterrupted
         (line,) = logged  # a death by itself is Ray's to tell
         assert line.startswith("learner/rank-1 was silent for") and f"process {victim.pid} is killed" in line
-    await watch.close()
+    await watchdog.close()
 
 
 async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
@@ -300,7 +299,7 @@ async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_dead
             await asyncio.sleep(60)
 
     learner = Learner(derived.learner(step_deadline_s=1), folder)
-    learner._ranks = [RankClient(Remote(Silent.remote(), "learner/rank-0"))]
+    learner._ranks = [Rank(Silent.remote(), "learner/rank-0")]
     with pytest.raises(RankLost, match=r"driver waited 1 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
+from actors.health.heartbeat import Heartbeat
 from actors.learner import gang
-from actors.learner.gang import Learner, first_start
-from actors.learner.rank_client import RankClient, may_pass
-from actors.remote import Remote, ReplyCache
+from actors.learner.gang import MAX_LOSSES_IN_A_ROW, Learner, first_start, with_restarts
+from actors.learner.rank_client import Rank, may_pass
+from actors.remote import ReplyCache
+from actors.service import State
 from rstar_ray.errors import ConfigError, LearnerError, RankLost
-from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP, repeated
 from rstar_ray.run_dir.manifest import WrittenFile
 from tests import derived
 from tests.logged import logged_lines
@@ -47,13 +48,13 @@ def test_what_would_happen_again_does_not(cause: Exception):
 # ---------------------------------------------------------------- ranks
 
 
-class Rank:
+class FakeRank:
     """Counts what it is asked; each call meets what stands first in `meets`."""
 
     def __init__(self, *meets: Any) -> None:
         self.meets = list(meets)
         self.done: list[str] = []
-        self.life = "one"
+        self.incarnation = "one"
         self.gone = False
         self.writes: dict[Path, WrittenFile] = {}
         self.call, self.probe, self.written = (_Method(self, name) for name in ("call", "probe", "written"))
@@ -64,7 +65,7 @@ class Rank:
         if self.gone:
             raise ActorDiedError()
         if name == "probe":
-            return self
+            return Heartbeat(incarnation=self.incarnation, node_id="node", pid=1, start_time="then")
         meets = self.meets.pop(0) if self.meets else None
         if meets == "unheard":
             raise ActorUnavailableError("the line is cut", None)
@@ -76,7 +77,7 @@ class Rank:
             self.gone = True
             raise ActorUnavailableError("the line is cut", None)
         if meets == "starts anew":
-            self.life = "two"
+            self.incarnation = "two"
             raise ActorUnavailableError("the line is cut", None)
         if isinstance(meets, Exception):
             raise meets
@@ -90,7 +91,7 @@ class Rank:
 
 
 class _Method:
-    def __init__(self, rank: Rank, name: str) -> None:
+    def __init__(self, rank: FakeRank, name: str) -> None:
         self._rank, self._name = rank, name
 
     def options(self, **_: Any) -> "_Method":
@@ -107,22 +108,22 @@ def failed(cause: Exception) -> RayTaskError:
 @pytest.fixture(autouse=True)
 def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     handles: list[Any] = []
-    monkeypatch.setattr(gang.ray, "kill", handles.append)
+    monkeypatch.setattr("actors.service.ray.kill", handles.append)
     monkeypatch.setattr(gang, "DEATH_NOTICE_S", 0.2)
     monkeypatch.setattr("actors.learner.rank_client.BLIP_PATIENCE_S", 0.2)
     yield handles
 
 
-async def learner_of(*ranks: Rank, folder: Path = Path("model")) -> Learner:
+async def learner_of(*ranks: FakeRank, folder: Path = Path("model")) -> Learner:
     learner = Learner(derived.learner(step_deadline_s=5.0, ranks=len(ranks)), folder)
-    learner._ranks = [RankClient(Remote(rank, f"learner/rank-{number}")) for number, rank in enumerate(ranks)]
-    await asyncio.gather(*(rank.connect(5) for rank in learner._ranks))
+    learner._ranks = [Rank(rank, f"learner/rank-{number}") for number, rank in enumerate(ranks)]
+    await asyncio.gather(*(rank.first_heartbeat(5) for rank in learner._ranks))
     return learner
 
 
 @pytest.mark.parametrize("blip", ["unheard", "unsaid"])
 async def test_a_rank_that_answers_again_is_asked_again_and_does_nothing_twice(blip: str, killed: list[Any]):
-    ranks = Rank(blip, blip), Rank()
+    ranks = FakeRank(blip, blip), FakeRank()
     learner = await learner_of(*ranks)
     await learner.set_policy(Path("p"))
     await learner.reset_optimizer()
@@ -132,7 +133,7 @@ async def test_a_rank_that_answers_again_is_asked_again_and_does_nothing_twice(b
 
 @pytest.mark.parametrize("end", ["dies", "starts anew"])
 async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: str, killed: list[Any]):
-    learner = await learner_of(Rank(), Rank(end))
+    learner = await learner_of(FakeRank(), FakeRank(end))
     with pytest.raises(RankLost, match="learner/rank-1 died during loading weights"):
         await learner.set_policy(Path("p"))
     assert len(killed) == 2
@@ -142,7 +143,7 @@ async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: st
 
 async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told():
     broken = failed(RuntimeError("[gloo] Connection closed by peer"))
-    learner = await learner_of(Rank(broken), Rank("dies"), Rank(60))
+    learner = await learner_of(FakeRank(broken), FakeRank("dies"), FakeRank(60))
     with pytest.raises(RankLost, match="learner/rank-1 died"):
         await learner.set_policy(Path("p"))
 
@@ -150,7 +151,7 @@ async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told(
 # ---------------------------------------------------------------- starts
 
 
-class New(Rank):
+class New(FakeRank):
     """A rank that starts: it stands still at the method it is told to, and meets what it is told to in another."""
 
     def __init__(self, *, stops_at: str = "", fails_at: str = "", failure: Exception | None = None) -> None:
@@ -165,38 +166,42 @@ class New(Rank):
             raise ActorDiedError()
         if method == self.fails_at and self.failure is not None:
             raise self.failure
-        await super().answer(name, *given)
-        return {"address": ("10.0.0.1", 1), "probe": self}.get(method)
+        reply = await super().answer(name, *given)
+        return {"address": ("10.0.0.1", 1), "probe": reply}.get(method)
 
 
-class EndsTheSilent:
-    """A detector: at once it ends who stands still from what it follows."""
+class KillsTheSilent:
+    """A watchdog that kills at once what does not answer."""
 
     def __init__(self) -> None:
         self.starting: dict[str, float] = {}  # and how long they may be silent
-        self.up: list[str] = []
+        self.serving: list[str] = []
 
-    def follow_start(self, name: str, handle: New, *, silent_s: float) -> None:
-        self.starting[name] = silent_s
-        if handle.stops_at:
-            handle.killed.set()
+    def follow(self, rank: Rank) -> None:
+        if rank.state is State.SERVING:
+            self.serving.append(rank.name)
+            return
+        self.starting[rank.name] = rank.silent_s
+        if rank.handle.stops_at:
+            rank.handle.killed.set()
 
-    def follow(self, name: str, handle: New, *, silent_s: float, on_death: Any = None) -> None:
-        self.up.append(name)
-
-    def leave(self, name: str) -> None: ...
+    def leave(self, rank: Rank) -> None: ...
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A learner of two ranks, which are made of these, life by life; its start may take `seconds`."""
+    """A learner of two ranks, which are made of these, start by start; its start may take `seconds`."""
 
     def learner(*ranks: New, seconds: float = 5.0) -> Learner:
         made = iter(ranks)
-        monkeypatch.setattr(gang, "start_rank", lambda _, __, rank, **___: Remote(next(made), gang.rank_name(rank)))
+
+        def start_rank(_: Any, __: Any, number: int, *, silent_s: float, **___: Any) -> Rank:
+            return Rank(next(made), gang.rank_name(number), silent_s=silent_s)
+
+        monkeypatch.setattr(gang, "start_rank", start_rank)
         monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: [])
         config = derived.learner(start_deadline_s=seconds, ranks=2)
-        return Learner(config, Path("model"), watch=EndsTheSilent(), silent_s=7.0)
+        return Learner(config, Path("model"), watchdog=KillsTheSilent(), silent_s=7.0)  # type: ignore[arg-type]
 
     return learner
 
@@ -211,7 +216,7 @@ async def lost_once(learner: Learner) -> list[str]:
             raise lost
 
     with logged_lines() as lines:
-        await repeated(stage, restart=learner.restart, steps_saved=lambda: 7)
+        await with_restarts(stage, restart=learner.restart, since=lambda: "step 7")
     return lines[1:]
 
 
@@ -223,7 +228,7 @@ async def test_a_rank_that_is_stopped_before_its_first_answer_in_a_restart_is_a_
     learner = started(New(), New(), *stopped, New(), New(), seconds=1)
     (line,) = await lost_once(learner)
     assert line.startswith(f"driver waited 0.5 s for learner/rank-{rank} (its first answer) and gave up; the learner")
-    assert set(stopped) <= set(killed) and learner._watch.up == ["learner/rank-0", "learner/rank-1"] * 2
+    assert set(stopped) <= set(killed) and learner._watchdog.serving == ["learner/rank-0", "learner/rank-1"] * 2
 
 
 @pytest.mark.parametrize(("method", "reason"), [("address", "its address"), ("start", "loading the model")])
@@ -233,7 +238,7 @@ async def test_a_rank_that_is_stopped_while_the_gang_starts_again_is_ended_by_th
     learner = started(New(), New(), New(stops_at=method), New(), New(), New())
     (line,) = await lost_once(learner)
     assert line.startswith(f"learner/rank-0 died during {reason}; the learner starts again")
-    assert learner._watch.starting == {"learner/rank-0": 7.0, "learner/rank-1": 7.0}
+    assert learner._watchdog.starting == {"learner/rank-0": 7.0, "learner/rank-1": 7.0}
 
 
 async def test_ranks_whose_names_ray_does_not_free_in_time_are_a_loss(started: Any, monkeypatch: pytest.MonkeyPatch):
@@ -251,13 +256,15 @@ async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_ag
     learner = started(New(), New(fails_at=method, failure=ActorDiedError()), New(), New())
     await first_start(learner)
     (line,) = logged
-    assert line.startswith("learner/rank-1 died during") and line.endswith("the learner starts again")
-    assert learner._watch.up == ["learner/rank-0", "learner/rank-1"]
+    assert line.startswith("learner/rank-1 died during") and line.endswith(
+        "the learner starts again from the start of the run"
+    )
+    assert learner._watchdog.serving == ["learner/rank-0", "learner/rank-1"]
 
 
 async def test_ranks_that_die_in_every_first_start_end_the_run(started: Any):
-    dies = [New(fails_at="start", failure=ActorDiedError()) for _ in range(2 * (1 + MOST_LOSSES_AT_A_STEP))]
-    with pytest.raises(LearnerError, match=f"{1 + MOST_LOSSES_AT_A_STEP} times in its first start"):
+    dies = [New(fails_at="start", failure=ActorDiedError()) for _ in range(2 * (1 + MAX_LOSSES_IN_A_ROW))]
+    with pytest.raises(LearnerError, match=f"{1 + MAX_LOSSES_IN_A_ROW} losses since the start of the run"):
         await first_start(started(*dies))
 
 
@@ -287,7 +294,7 @@ def part(folder: Path, name: str, rank: int) -> dict[Path, WrittenFile]:
 
 
 async def test_what_ranks_wrote_that_are_gone_by_now_is_no_checkpoint(tmp_path: Path):
-    learner = await learner_of(Rank(), Rank())
+    learner = await learner_of(FakeRank(), FakeRank())
     await learner.save_checkpoint(tmp_path)
     learner._rank_died("learner/rank-1", ActorDiedError())
     with pytest.raises(RankLost, match="not running"):
@@ -295,7 +302,7 @@ async def test_what_ranks_wrote_that_are_gone_by_now_is_no_checkpoint(tmp_path: 
 
 
 async def test_a_checkpoint_is_not_written_while_a_ranks_part_is_missing(tmp_path: Path):
-    ranks = Rank(), Rank()
+    ranks = FakeRank(), FakeRank()
     learner = await learner_of(*ranks)
     await learner.save_checkpoint(tmp_path / "step-1")
     (tmp_path / "step-1").mkdir()
@@ -307,8 +314,8 @@ async def test_a_checkpoint_is_not_written_while_a_ranks_part_is_missing(tmp_pat
     assert len(await learner.written()) == 2
 
 
-async def test_what_was_written_is_heard_once_more_where_the_answer_was_lost(tmp_path: Path):
-    rank = Rank()
+async def test_what_was_written_is_reported_again_where_the_reply_was_lost(tmp_path: Path):
+    rank = FakeRank()
     learner = await learner_of(rank)
     await learner.save_checkpoint(tmp_path)
     rank.meets, rank.writes = ["unsaid"], part(tmp_path, "state-0", 0)
@@ -321,8 +328,8 @@ async def test_what_was_written_is_heard_once_more_where_the_answer_was_lost(tmp
 BLIPS = """
 import asyncio, ray
 from types import SimpleNamespace
-from actors.learner.rank_client import RankClient
-from actors.remote import Remote, ReplyCache
+from actors.learner.rank_client import Rank
+from actors.remote import ReplyCache
 
 @ray.remote(concurrency_groups={"probe": 1})
 class Counts:
@@ -331,7 +338,7 @@ class Counts:
 
     @ray.method(concurrency_group="probe")
     def probe(self):
-        return SimpleNamespace(life="one")
+        return SimpleNamespace(incarnation="one")
 
     def call(self, number, method, arguments):
         return self.kept.of(number, getattr(self, method))
@@ -341,9 +348,9 @@ class Counts:
         return self.done
 
 async def main():
-    rank = RankClient(Remote(Counts.remote(), "learner/rank-0"))
-    await rank.connect(60)
-    print([await rank.call(lambda one: one.work(), deadline_s=60, reason="an update") for _ in range(20)])
+    rank = Rank(Counts.remote(), "learner/rank-0")
+    await rank.first_heartbeat(60)
+    print([await rank.call_once(lambda one: one.work(), deadline_s=60, reason="an update") for _ in range(20)])
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 asyncio.run(main())

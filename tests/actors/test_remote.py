@@ -29,7 +29,7 @@ def remote_doubler(*failures: Exception) -> tuple[Remote[Doubler], list[int]]:
         return 2 * number
 
     async def probe() -> Any:
-        return SimpleNamespace(life="first")
+        return "a heartbeat"
 
     handle = SimpleNamespace(double=SimpleNamespace(remote=double), probe=SimpleNamespace(remote=probe))
     return Remote[Doubler](handle, "doubler"), asked
@@ -62,8 +62,8 @@ async def test_a_deadline_names_caller_actor_and_reason():
     silent = Remote[Any](SimpleNamespace(probe=SimpleNamespace(remote=never)), "sandbox/0", caller="generation/1")
     with pytest.raises(DeadlineExceeded, match=r"generation/1 waited 0\.01 s for sandbox/0 \(a sign\)"):
         await silent.call(lambda actor: actor.probe(), deadline_s=0.01, reason="a sign")
-    assert await silent.incarnation(0.01) is None
-    assert await remote_doubler()[0].incarnation(5) == "first"
+    assert await silent.probe(0.01) is None
+    assert await remote_doubler()[0].probe(5) == "a heartbeat"
 
 
 async def test_items_are_delivered_again_until_acknowledged_in_their_order():

@@ -13,11 +13,14 @@ from actors.balancer_service import Known
 from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
-from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, START_PATIENCE, Replicas
-from actors.health.heartbeat import Sign
-from actors.remote import Remote
+from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replica, Replicas
+from actors.health import watchdog
+from actors.health.heartbeat import Heartbeat
+from actors.health.watchdog import Watchdog
+from actors.service import Service
 from actors.weights.transfer import LoadedWeights, Publication
 from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
 from scheduler.expected_kv.learned import Learned, MoveCounts
@@ -104,12 +107,12 @@ class Worker:
         self.told.append(version)
         return LoadedWeights(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
 
-    async def _probe(self) -> Sign:
+    async def _probe(self) -> Heartbeat:
         if self._killed.is_set() or self.mute:
             raise ActorUnavailableError("it restarts", None)
         while self.stopped:
             await asyncio.sleep(0.01)
-        return Sign(life=str(self._lives), node_id="node", pid=1, birth="then")
+        return Heartbeat(incarnation=str(self._lives), node_id="node", pid=1, start_time="then")
 
     def _take_finished(self, wait_s: float, acknowledged: int) -> list[Any]:
         return [self._until_killed(), *["a ref"] * NUM_PARTS]
@@ -156,7 +159,7 @@ class Balancer:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.changed = asyncio.Event()
-        self.incarnation, self.submit = Method(self._incarnation), Method(self._submit)
+        self.submit = Method(self._submit)
         self.replica_lost, self.set_policy_version = Method(self._replica_lost), Method(self._tell)
         self.held_by_lost, self.missing = Method(self._held_by_lost), Method(self._missing)
         self.return_rollouts = Method(self._return_rollouts)
@@ -165,9 +168,6 @@ class Balancer:
         self.knows: Learned | None = learned_by(0)
         self.held: dict[str, list[str]] = {}  # by replica
         self.returned: list[list[RolloutState]] = []  # message by message
-
-    async def _incarnation(self) -> str:
-        return self.process
 
     async def _learned(self) -> Known:
         return Known(incarnation=self.process, learned=self.knows)
@@ -203,49 +203,33 @@ class Balancer:
                 await self.changed.wait()
 
 
-class Followed:
-    """Whom the detector probes, and what ended the run."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.starting: dict[str, float] = {}  # and how long they may be silent
-        self.fault: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-
-    def follow(self, name: str, handle: Any, *, silent_s: float, on_death: Any = None) -> None:
-        self.leave(name)
-        self.names.add(name)
-
-    def follow_start(self, name: str, handle: Any, *, silent_s: float) -> None:
-        self.leave(name)
-        self.starting[name] = silent_s
-
-    def leave(self, name: str) -> None:
-        self.names.discard(name)
-        self.starting.pop(name, None)
-
-    def end_run(self, fault: Exception) -> None:
-        self.fault.set_result(fault)
+CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
 
 
 class Run:
-    """Two workers that serve."""
+    """Two replicas under a watchdog."""
 
-    def __init__(self, logged: Logged) -> None:
+    def __init__(self, logged: Logged, silent_s: float = 10.0) -> None:
         self.balancer = Balancer()
         self.shown = logged
-        self.line_shown = asyncio.Event()
         logged.listeners.append(lambda line: self.line_shown.set())
-        self.followed = Followed()
+        self.line_shown = asyncio.Event()
+        self.watchdog = Watchdog(CONFIG)
+        self.watchdog.start()
         self.replicas = Replicas(
-            Remote(self.balancer, "balancer"),
+            Service(self.balancer, "balancer"),
             CharChat(),
-            watch=self.followed,
+            watchdog=self.watchdog,
             silent_s=10,
             node_away_s=0.3,
         )
         self.first, self.second = Worker(), Worker()
         for name, worker in (("generation/0", self.first), ("generation/1", self.second)):
-            self.replicas.add(Remote(worker, name), start_deadline_s=5)
+            self.replicas.add(Replica(worker, name, start_deadline_s=5, silent_s=silent_s))
+
+    async def close(self) -> None:
+        await self.replicas.close()
+        await self.watchdog.close()
 
     async def shows(self, line: str, times: int = 1) -> None:
         async with asyncio.timeout(60):
@@ -274,19 +258,41 @@ async def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.ray, "kill", kill)
 
 
-async def test_one_that_is_stopped_before_its_first_answer_is_ended_and_another_started(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+async def test_a_process_that_is_stopped_before_its_first_answer_is_killed_and_the_next_one_serves(
+    monkeypatch: pytest.MonkeyPatch, logged: Logged
 ):
     """Others serve, so nothing else waits for it."""
-    monkeypatch.setattr(replicas, "BACK_S", 0.1 - 10)  # beyond how long a worker may be silent
+    monkeypatch.setattr(watchdog, "RESTART_S", 0.1)
+    run = Run(logged, silent_s=1.0)
+    run.replicas.start()
+    await run.replicas.serving()
     run.second.stopped = True
     run.second.kill()
-    await run.shows("generation/1 did not come back, silent for 0.1 s: what starts in its place is killed")
-    assert run.second.told[-1] == "killed"
+    while "killed" not in run.second.told:
+        await asyncio.sleep(0.01)
+    assert any(line.startswith("generation/1 did not come back, silent for 1.") for line in run.shown)
     run.second.stopped = False  # it was that process
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    await asyncio.sleep(0.3)
-    assert sum("did not come back" in line for line in run.shown) == 1
+    assert run.second.told == ["start", "serve", "killed", "start", "serve"]
+    await run.close()
+
+
+async def test_a_process_that_is_silent_in_its_start_is_killed_later_than_one_that_serves(logged: Logged):
+    run = Run(logged, silent_s=0.5)
+    run.second.hold.clear()
+    run.replicas.start()
+    await run.shows("generation/0: 1,000 KV tokens")
+    await asyncio.sleep(0.3)  # it has answered
+    run.second.stopped = True
+    while "killed" not in run.second.told:
+        await asyncio.sleep(0.01)
+    assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in run.shown)
+    run.second.stopped = False
+    run.second.hold.set()
+    await run.replicas.serving()
+    assert "generation/1 was lost (ActorUnavailableError) and starts again" in run.shown
+    await run.shows("generation/1: 1,000 KV tokens")
+    await run.close()
 
 
 @pytest.fixture
@@ -295,23 +301,24 @@ async def run(logged: Logged) -> AsyncIterator[Run]:
     started.replicas.start()
     await started.replicas.serving()
     yield started
-    await started.replicas.close()
+    await started.close()
 
 
-async def test_a_balancer_that_began_empty_is_taught_what_was_known_when_the_newest_version_was_published(run: Run):
+async def test_a_balancer_that_restarted_empty_gets_what_was_known_when_the_newest_version_was_published(run: Run):
     for version, admissions in ((FIRST, 40), (SECOND, 80)):
         run.balancer.knows = learned_by(admissions)
         await run.replicas.publish(version)
     run.balancer.process, run.balancer.knows = "reborn", learned_by(3)
-    memory = run.replicas.rollouts.memory
-    assert await memory.learned() == learned_by(80).as_json()  # for a checkpoint that is written before it is noticed
+    assert (
+        await run.replicas.rollouts.learned() == learned_by(80).as_json()
+    )  # for a checkpoint that is written before it is noticed
     assert run.balancer.knows == learned_by(80)
 
 
 async def test_a_publish_does_not_end_with_a_balancer_that_cannot_say_what_it_has_learned(run: Run):
     run.balancer.knows = None
     await run.replicas.publish(FIRST)  # its rule learns nothing
-    assert await run.replicas.rollouts.memory.learned() is None
+    assert await run.replicas.rollouts.learned() is None
 
     async def fail() -> Known:
         raise RuntimeError("no such call")
@@ -326,7 +333,7 @@ async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run)
     run.second.hold.clear()
     run.second.kill()
     await run.balancer.hears("generation/1")  # its rollouts go on elsewhere
-    assert run.replicas.there.keys() == run.followed.names == {"generation/0"}
+    assert run.replicas.there.keys() == {"generation/0"}
     await run.replicas.publish(SECOND)  # without waiting for it
     assert run.first.told == ["start", "serve", 1, 2]
     run.second.hold.set()
@@ -364,7 +371,7 @@ async def test_an_engine_that_does_not_come_up_is_started_once_more_where_it_has
 
 async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_before(run: Run):
     await run.replicas.publish(FIRST)
-    run.replicas._start_deadlines_s["generation/1"] = 0.1
+    run.replicas.workers["generation/1"].start_deadline_s = 0.1
     run.second.hold.clear()
     run.second.kill()
     await run.shows(
@@ -382,7 +389,7 @@ async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(logged: Log
     with pytest.raises(EngineError):
         await started.replicas.serving()
     assert started.second.told == ["start"]
-    await started.replicas.close()
+    await started.close()
 
 
 async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits_for_it_yet(logged: Logged):
@@ -390,15 +397,16 @@ async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits
     started = Run(logged)
     started.second.no_start = 1
     started.replicas.start()
-    assert isinstance(await asyncio.wait_for(started.followed.fault, 60), EngineError)
-    assert "generation/1 did not come up: EngineError: its engine process was killed" in started.shown
-    await started.replicas.close()
+    with pytest.raises(EngineError):
+        await asyncio.wait_for(started.watchdog.guard(asyncio.Event().wait()), 60)
+    assert "generation/1 did not start: EngineError: its engine process was killed" in started.shown
+    await started.close()
 
 
 async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replicas_that_serve(
     monkeypatch: pytest.MonkeyPatch, logged: Logged
 ):
-    monkeypatch.setattr(replicas, "SAY_AFTER_S", 0.05)
+    monkeypatch.setattr(replicas, "REPORT_WAIT_AFTER_S", 0.05)
     started = Run(logged)
     started.second.hold.clear()
     started.replicas.start()
@@ -418,7 +426,7 @@ async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replica
     started.second.node.set()
     await started.shows("generation/1: 1,000 KV tokens")
     assert started.second.told == ["start", 1, "serve"]
-    await started.replicas.close()
+    await started.close()
 
 
 async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait(logged: Logged):
@@ -436,24 +444,9 @@ async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_ru
     ]
     with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
         await asyncio.wait_for(started.replicas.serving(), 60)
-    assert isinstance(await started.followed.fault, RStarError)
-    await started.replicas.close()
-
-
-async def test_an_actor_is_followed_from_its_start_on_and_may_be_silent_for_longer_in_it(logged: Logged):
-    started = Run(logged)
-    started.second.hold.clear()
-    started.replicas.start()
-    await started.shows("generation/0: 1,000 KV tokens")
-    assert started.followed.names == {"generation/0"}
-    assert started.followed.starting == {"generation/1": START_PATIENCE * 10}
-    started.second.kill()  # as the detector does, where it is stopped
-    started.second.hold.set()
-    await started.replicas.serving()
-    assert "generation/1 was lost (ActorUnavailableError) and starts again" in started.shown
-    await started.shows("generation/1: 1,000 KV tokens")
-    assert started.followed.names == {"generation/0", "generation/1"}
-    await started.replicas.close()
+    with pytest.raises(RStarError):
+        await started.watchdog.guard(asyncio.Event().wait())
+    await started.close()
 
 
 @pytest.mark.parametrize(
@@ -532,7 +525,7 @@ async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_t
     await run.replicas.publish(replace(SENT, took=both, failed={}))
     run.second.kill()
     await run.balancer.hears("generation/1")
-    await run.shows("version 1 goes through the object store for who missed it")
+    await run.shows("version 1 goes through the object store for replicas that missed it")
     await run.replicas.publish(SECOND)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.told == ["start", "serve", "start", 2, "serve"]
@@ -551,7 +544,7 @@ async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through
         run.second.kill()
         await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
     run.second.kill()
-    with pytest.raises(RStarError, match=f"{MAX_LOSSES_IN_A_ROW + 1} of its losses without a rollout"):
+    with pytest.raises(RStarError, match=f"lost {MAX_LOSSES_IN_A_ROW + 1} times without a rollout"):
         await asyncio.wait_for(first, 60)
 
 

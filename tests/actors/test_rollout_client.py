@@ -11,7 +11,8 @@ from actors.balancer_service import BalancerService, Known
 from actors.generation import rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.rollout_client import RolloutClient
-from actors.remote import Batch, Remote
+from actors.remote import Batch
+from actors.service import Service
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, RStarError
@@ -23,10 +24,10 @@ from tests.rstar_ray import fabricate
 
 
 class ForgetfulBalancer:
-    """Comes back empty, under a new epoch, once it has been asked a few times."""
+    """Loses what it was given when it restarts."""
 
     def __init__(self) -> None:
-        self.signs = 0
+        self.process = "first"
         self.asked: list[str] = []  # what it has learned, and rollouts, in their order
         self.submitted: list[list[str]] = []
         self.payloads: list[RolloutState] = []
@@ -35,11 +36,7 @@ class ForgetfulBalancer:
 
     async def learned(self) -> Known:
         self.asked.append("learned")
-        return Known(incarnation="first" if self.signs < 3 else "second", learned=None)
-
-    async def incarnation(self) -> str:
-        self.signs += 1
-        return "first" if self.signs < 3 else "second"
+        return Known(incarnation=self.process, learned=None)
 
     async def submit(self, items: list[tuple[Any, Any]]) -> None:
         self.asked.append("submit")
@@ -61,14 +58,18 @@ class ForgetfulBalancer:
 TRAJECTORY = fabricate.trajectory(adding_problems(1)[0], [("It is 1.", "", None)], reward=1.0)
 
 
+async def no_loss(name: str, lost: Exception) -> None:
+    raise AssertionError(f"{name} was lost") from lost
+
+
 def client_of(balancer: Any, chat: CharChat | None = None, **parts: Any) -> RolloutClient:
-    return RolloutClient(Local(balancer), chat or CharChat(), on_worker_lost=lambda *_: None, **parts)
+    return RolloutClient(Local(balancer), chat or CharChat(), on_replica_lost=no_loss, **parts)
 
 
-async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rollout_client, "BALANCER_PING_S", 0.01)
+async def test_what_waited_in_a_balancer_that_died_is_submitted_again():
     balancer = ForgetfulBalancer()
-    client = client_of(balancer)
+    remote = Local(balancer)
+    client = RolloutClient(remote, CharChat(), on_replica_lost=no_loss)  # type: ignore[arg-type]
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
 
     async def collect() -> None:
@@ -76,24 +77,24 @@ async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatc
             pass
 
     running = asyncio.create_task(collect())
-    for _ in range(2):
-        await balancer.next_submission()
-    signs = balancer.signs
-    while balancer.signs < signs + 3:  # and it is asked for a sign again and again
-        await asyncio.sleep(0)
-    assert balancer.submitted == [["r0", "r1", "r2"]] * 2  # once more, and only once
-    assert balancer.asked == ["submit", "learned", "submit"]  # what it has learned comes first, and is made up for
+    await balancer.next_submission()
+    balancer.process = "second"
+    assert remote.on_restart is not None
+    remote.on_restart()  # as the watchdog does
+    await balancer.next_submission()
+    assert balancer.submitted == [["r0", "r1", "r2"]] * 2
+    assert balancer.asked == ["submit", "learned", "submit"]  # what it had learned comes first
     running.cancel()
     await client.close()
 
 
-async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_come():
+async def test_an_id_submitted_again_is_refused_since_its_result_would_never_come():
     balancer = ForgetfulBalancer()
     client = client_of(balancer)
     requests = [request(problem, rollout_id="same") for problem in adding_problems(1)]
     first = asyncio.ensure_future(anext(client.run(requests)))
     await balancer.next_submission()
-    with pytest.raises(ValueError, match="'same' was handed in before"):
+    with pytest.raises(ValueError, match="'same' was submitted before"):
         await anext(client.run(requests))
     first.cancel()
     await client.close()
@@ -103,7 +104,7 @@ async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_com
 async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_count_for_nothing(name: str):
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
     client = client_of(balancer)
-    client.follow(Remote(worker, "generation/0"), "its incarnation")
+    client.follow(Service(worker, "generation/0"))
     wanted = [request(problem, rollout_id=name) for problem in adding_problems(1)]
     given_up = asyncio.ensure_future(anext(client.run(wanted)))
     await balancer.next_submission()
@@ -173,7 +174,7 @@ async def played(ends: list[TrajectorySummary], rewards: list[str]) -> int:
     """How many of these ends the client hands on; each rollout's problem names the reward at its place."""
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
     client = client_of(balancer)
-    client.follow(Remote(worker, "generation/0"), "its incarnation")
+    client.follow(Service(worker, "generation/0"))
     named = [replace(one, reward=reward) for one, reward in zip(adding_problems(len(ends)), rewards, strict=True)]
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(named)]
     worker.deliveries.put_nowait(Delivery(ended=tuple(replace(end, rollout_id=f"r{i}") for i, end in enumerate(ends))))
@@ -204,7 +205,7 @@ async def test_a_reward_that_has_worked_may_fail_later():
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
     client = client_of(balancer)
-    client.follow(Remote(worker, "generation/0"), "its incarnation")
+    client.follow(Service(worker, "generation/0"))
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
     ends = client.run(requests)
     first = asyncio.ensure_future(anext(ends))
@@ -307,7 +308,7 @@ async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_
     held = [grant.load.rollout_id for grant in await grants(balancer, "generation/0")]
     others = await grants(balancer, "generation/1")
     worker = DeliveringWorker()
-    client.follow(Remote(worker, "generation/0"), "its incarnation")
+    client.follow(Service(worker, "generation/0"))
     worker.deliveries.put_nowait(Delivery(ended=(DroppedRollout(rollout_id=held[0], group_id="g", reason="any"),)))
     await first
     await client.go_on_without("generation/0")

@@ -84,6 +84,8 @@ class FakeHost:
         self.asked = 0
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return _Method(getattr(self, f"_{name}"))
 
     def killed(self) -> None:
@@ -110,7 +112,7 @@ class FakeHost:
     async def _take_over(self, rollout_id: str, holder: str) -> None:
         self.host.take_over(rollout_id, holder)
 
-    async def _pid(self) -> int:
+    async def _probe(self) -> int:
         await self._answers()
         return 1
 

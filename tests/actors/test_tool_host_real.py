@@ -14,8 +14,8 @@ import pytest
 import ray
 
 from actors import tool_client
-from actors.health import watchdog as watch
-from actors.health.watchdog import Watch
+from actors.health import watchdog
+from actors.health.watchdog import Watchdog
 from actors.tool_client import RolloutTools, Tools
 from actors.tool_host import hosts_up, start_hosts
 from rstar_ray.agent.rollout import RolloutState
@@ -113,17 +113,19 @@ class Hosted:
 async def hosted(own: Path, *, detector: bool = True) -> AsyncIterator[Hosted]:
     specs = tool_specs(("mine:tools",), str(own))
     hosts = start_hosts(ToolsConfig(use=("mine:tools",)), specs, str(own))
-    looks = Watch(CONFIG)
-    looks.start()
+    watching = Watchdog(CONFIG)
+    watching.start()
     try:
         await hosts_up(hosts)
         if detector:
-            looks.follow(NAME, hosts[NAME].handle, silent_s=CONFIG.silent_s)
+            hosts[NAME].silent_s = CONFIG.silent_s
+            hosts[NAME].serves()
+            watching.follow(hosts[NAME])
         tools = Tools(specs, None, {"mine:tools": [hosts[NAME]]}, caller="test")  # type: ignore[arg-type]
         with logged_lines() as shown:
             yield Hosted(hosts[NAME].handle, shown, tools)
     finally:
-        await looks.close()
+        await watching.close()
         ray.kill(hosts[NAME].handle)
         async with asyncio.timeout(60):
             while NAME in ray.util.list_named_actors():
@@ -141,7 +143,7 @@ async def test_a_host_that_is_stopped_in_a_call_is_named_killed_and_the_call_mad
         pid = await one.send(signal.SIGSTOP)
         result = await asyncio.wait_for(calling, 120)
         assert (result.outcome, result.text) == (Outcome.OK, "waited")
-        assert f"process {pid} is killed, and fails over" in await one.until_shown(f"{NAME} was silent for")
+        assert f"process {pid} is killed and fails over" in await one.until_shown(f"{NAME} was silent for")
         assert await one.pid() != pid
 
 
@@ -156,7 +158,7 @@ async def test_an_idle_host_that_is_lost_is_noticed_and_what_its_states_cost_is_
         await one.send(number)
         died = await one.until_shown(f"{NAME} died")
         assert died.endswith(
-            "; with it went the states of 4 rollouts, of which 1 had no snapshot: those rollouts start again"
+            "; lost with it: the states of 4 rollouts, of which 1 had no snapshot: those rollouts start again"
         )
         assert (await call(rollouts[1], "kept", "y")).text == "xy"
         with pytest.raises(ToolStateLost):
@@ -169,10 +171,10 @@ async def test_a_tool_that_takes_its_time_is_not_taken_for_a_wedged_one(own: Pat
         assert (await call(rollout, "wait", "4")).outcome is Outcome.OK
         assert one.shown == []
         assert (await call(rollout, "block", "6")).text == "blocked"  # twice the limit, and the loop does not turn
-        assert [line for line in one.shown if "has held it up" not in line] == []
+        assert [line for line in one.shown if "has blocked it" not in line] == []
         assert await one.pid() == pid
         (line,) = one.shown
-        assert line.startswith(f"{NAME}: a call has held it up for 5 s")
+        assert line.startswith(f"{NAME}: a call has blocked it and all its other calls for 5 s")
 
 
 async def test_a_call_that_blocks_beyond_its_deadline_is_a_time_out_and_the_host_comes_back(
@@ -215,7 +217,7 @@ async def test_a_stopped_host_is_ended_by_who_calls_it_where_there_is_no_detecto
 async def test_a_host_that_is_stopped_in_the_start_after_its_death_is_ended_too(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watch, "BACK_S", 18.0)
+    monkeypatch.setattr(watchdog, "RESTART_S", 18.0)
     starting = own / "starting"
     async with hosted(own) as one:
         starting.touch()
@@ -227,7 +229,7 @@ async def test_a_host_that_is_stopped_in_the_start_after_its_death_is_ended_too(
         finally:
             starting.unlink()
         os.kill(int(told), signal.SIGSTOP)
-        assert "what starts in its place is killed" in await one.until_shown(f"{NAME} did not come back")
+        assert "its next process is killed" in await one.until_shown(f"{NAME} did not come back")
         await one.until_shown(f"{NAME} died")
         assert not psutil.pid_exists(int(told))
         assert (await call(one.rollout(), "wait", "0")).outcome is Outcome.OK
@@ -236,5 +238,5 @@ async def test_a_host_that_is_stopped_in_the_start_after_its_death_is_ended_too(
 async def test_a_host_that_cannot_load_its_tool_is_named_with_the_reason(own: Path, tmp_path: Path):
     specs = tool_specs(("mine:tools",), str(own))
     hosts = start_hosts(ToolsConfig(use=("mine:tools",)), specs, str(tmp_path))
-    with pytest.raises(RStarError, match=f"{NAME} did not come up: ModuleNotFoundError: No module named 'mine'"):
+    with pytest.raises(RStarError, match=f"{NAME} did not start: ModuleNotFoundError: No module named 'mine'"):
         await hosts_up(hosts)

@@ -108,7 +108,7 @@ class FakeEngine:
     """An `EngineLine` whose engine is `Arrivals` and a dictionary; `fails` says at which call it does, and how."""
 
     def __init__(self, name: str, arrivals: Arrivals, events: list[str], *, sender: int = 0) -> None:
-        self.seat = EngineSeat(name=name, life="1", ranks=1, sender=sender)
+        self.seat = EngineSeat(name=name, incarnation="1", ranks=1, sender=sender)
         self.arrivals = arrivals
         self.events = events
         self.fails: dict[str, Callable[[], None]] = {}
@@ -299,7 +299,7 @@ class FarEngine:
     """An `EngineLine` of a process of its own."""
 
     def __init__(self, name: str, plan: BucketPlan, dies_at: int | None = None) -> None:
-        self.seat = EngineSeat(name=name, life="1", ranks=1, sender=0)
+        self.seat = EngineSeat(name=name, incarnation="1", ranks=1, sender=0)
         spawn = multiprocessing.get_context("spawn")
         self._meetings: Any = spawn.Queue()
         self._answers: Any = spawn.Queue()

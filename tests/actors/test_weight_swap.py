@@ -66,7 +66,7 @@ class Seated:
     """An engine, and the line to it; `hangs` is the call that it never answers."""
 
     def __init__(self, number: int, hangs: str = "") -> None:
-        self.seat = EngineSeat(name=f"generation/{number}", life="1", ranks=1, sender=number)
+        self.seat = EngineSeat(name=f"generation/{number}", incarnation="1", ranks=1, sender=number)
         self.vllm = Vllm()
         self.swap = WeightSwap(self.vllm, LoadMeter(), Path(), DEADLINE_S)  # type: ignore[arg-type]
         self.swap._load = self._load  # type: ignore[method-assign]

@@ -41,15 +41,15 @@ def timed(what: str, work: Callable[..., Any], *, awaited: bool = False) -> Call
 
 def main() -> None:
     import rstar_ray.stages as stages
-    from actors.health.watchdog import Watch
+    from actors.health.watchdog import Watchdog
     from actors.launch.run import launch
     from recipes.stage1 import STAGE_1
     from rstar_ray.checkpointing import Saving
 
     Saving.take = timed("checkpoints", Saving.take, awaited=True)
     stages.append_ledger = timed("ledger", stages.append_ledger)
-    Watch.tick = timed("detector", Watch.tick)
-    Watch._tell = timed("detector", Watch._tell)  # pyright: ignore[reportPrivateUsage]
+    Watchdog.tick = timed("detector", Watchdog.tick)
+    Watchdog._report_changes = timed("detector", Watchdog._report_changes)  # pyright: ignore[reportPrivateUsage]
     rows_path = Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "metrics.jsonl"
     try:
         launch([STAGE_1])

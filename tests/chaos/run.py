@@ -179,7 +179,7 @@ class Run:
         with contextlib.suppress(KeyError, IndexError, psutil.NoSuchProcess):
             entry = self.recorded()[actor]
             process = psutil.Process(entry["pid"])
-            if birth(process.pid) == entry["birth"]:
+            if birth(process.pid) == entry["start_time"]:
                 return psutil.Process(entry["children"][0]) if child else process
         return None
 

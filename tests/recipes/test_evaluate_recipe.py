@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.health.watchdog import Watch
+from actors.health.watchdog import Watchdog
 from actors.launch import checks, evaluation
 from actors.launch.checks import Start
 from actors.launch.evaluation import launch_evaluation
@@ -76,14 +76,14 @@ class FakeActors:
     def __init__(self, config: Any, model: Path, *, chat: Any, tools: Any, journal: Path) -> None:
         journal.mkdir(parents=True, exist_ok=True)
         self.journals.add(journal)
-        self.watch = Watch(config.detector)
+        self.watchdog = Watchdog(config.detector)
         self._context = replace(
             fake_context(SkilledPolicy()), rollouts=Rollouts(self), plugin_digest=plugin_digest(config, tools)
         )
 
     async def start(self, *, learner: bool) -> None:
         assert not learner
-        self.watch.start()
+        self.watchdog.start()
 
     async def serving(self) -> None: ...
 
@@ -92,7 +92,7 @@ class FakeActors:
 
     async def close(self) -> None:
         FakeActors.closed += 1
-        await self.watch.close()
+        await self.watchdog.close()
 
 
 @pytest.fixture

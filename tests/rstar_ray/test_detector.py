@@ -36,7 +36,7 @@ def test_one_that_has_work_and_answers_but_gets_nowhere_is_stuck():
     for second in range(101, 112):
         found += [(second, wedged.seen) for wedged in detector.tick(float(second))]
         detector.heard("a", work=3, progress=7)
-    assert found == [(107, "3 to do and no step for 6.0 s (limit 5 s)")]
+    assert found == [(107, "3 items of work and no step for 6.0 s (limit 5 s)")]
 
 
 def test_steps_idleness_and_new_work_each_begin_the_limit_anew():
