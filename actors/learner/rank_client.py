@@ -7,6 +7,7 @@ the same number, and a rank that has a reply under that number returns it again.
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import ray
@@ -15,6 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from actors.learner.learner_actor import LearnerActor, rank_name
 from actors.remote import probe_of
 from actors.service import Service
+from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 
