@@ -150,7 +150,9 @@ async def test_tools_of_ones_own_run_beside_python_and_survive_a_death_and_a_cal
 
     assert (await tools.execute(ToolCall(code="6*7"))).text == "42"
     assert (await words("a")).text == "a"
-    os.kill(await host.methods().pid(), signal.SIGKILL)
+    heartbeat = await host.probe(60)
+    assert heartbeat is not None
+    os.kill(heartbeat.pid, signal.SIGKILL)
     assert (await words("b")).text == "ab"
     blocked = await tools.execute(ToolCall(tool="stall", arguments={"text": "block"}))
     assert (blocked.outcome, blocked.text) == (Outcome.TIMEOUT, "Error: no answer within 0.5 s.")
