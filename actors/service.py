@@ -57,7 +57,8 @@ class State(StrEnum):
 
     STARTING = "starting"  # at first its process may not answer yet
     SERVING = "serving"
-    LOST = "lost"  # its process is gone or useless, and the next one is not ready
+    LOST = "lost"  # its process is gone or useless, and the next one has not answered
+    RETURNING = "returning"  # the next process answers and is not ready
 
 
 @dataclass(slots=True)
@@ -111,6 +112,15 @@ class Service(Remote[A]):
         """A process is there and does not serve yet."""
         self.state = State.STARTING
 
+    def returns(self) -> None:
+        """After a loss its next process answers."""
+        self.state = State.RETURNING
+
+    @property
+    def is_lost(self) -> bool:
+        """Lost, and not ready again."""
+        return self.state in (State.LOST, State.RETURNING)
+
     def serves(self) -> None:
         """Its process does its work from now on."""
         self.state = State.SERVING
@@ -148,7 +158,7 @@ class Service(Remote[A]):
 
     async def close(self, deadline_s: float) -> None:
         """Let it clean up, where it is not lost; `end` follows in any case."""
-        if self.state is not State.LOST:
+        if not self.is_lost:
             with contextlib.suppress(Exception):
                 await self.call(lambda actor: cast(Any, actor).close(), deadline_s=deadline_s, reason="its end")
 

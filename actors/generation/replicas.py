@@ -88,7 +88,7 @@ class Replicas:
     @property
     def there(self) -> dict[str, Replica]:
         """The replicas that are not lost, or are back with the newest weights."""
-        return {name: replica for name, replica in self.workers.items() if replica.state is not State.LOST}
+        return {name: replica for name, replica in self.workers.items() if not replica.is_lost}
 
     def add(self, replica: Replica) -> None:
         """A replica whose engine is not started yet."""
@@ -154,7 +154,7 @@ class Replicas:
             facts = await replica.call(lambda w: w.start(), deadline_s=replica.start_deadline_s, reason="its engine")
         await replica.connect(self._call_deadline_s, retry=False)  # a publish seats it by its incarnation
         await self._pull_newest(replica)
-        replica.returned |= replica.state is State.LOST
+        replica.returned |= replica.is_lost
         replica.starts()
         await replica.call(lambda w: w.serve(), deadline_s=self._call_deadline_s, reason="its loops")
         replica.serves()
@@ -205,6 +205,7 @@ class Replicas:
                     any_up = self._until_up_or_another(up)
                     await within(any_up, self._node_away_s, waiter="driver", owner="Ray", reason=reason)
             await up
+            replica.returns()
         except DeadlineExceeded as late:
             raise no_node(replica.name, self._node_away_s) from late
         finally:
@@ -227,7 +228,7 @@ class Replicas:
         return [
             EngineSeat(name=name, incarnation=replica.incarnation, ranks=ranks, sender=senders[number])
             for number, (name, replica) in enumerate(self.workers.items())
-            if number in senders and replica.state is not State.LOST
+            if number in senders and not replica.is_lost
         ]
 
     async def publish(self, weights: Publication) -> None:
@@ -282,7 +283,7 @@ class Replicas:
 
     async def _is_same_process(self, replica: Replica) -> bool:
         """Wait until it answers, or is lost: until then it might serve the weights it has."""
-        while replica.state is not State.LOST:
+        while not replica.is_lost:
             if (found := await replica.probe(BLIP_PATIENCE_S)) is not None:
                 return found.incarnation == replica.incarnation
             await asyncio.sleep(POLL_S)

@@ -121,6 +121,8 @@ class Watchdog:
             return
         if service.state is State.LOST:  # another process is expected
             probe.unreachable, probe.heartbeat = True, None
+        elif service.state is State.RETURNING:  # it answers, so that its silence is judged like that of a start
+            probe.unreachable, probe.num_kills = False, 0
         self._detector.watch(service.name, Limit(silent_s=probe.limit_s))
         if service.state is State.SERVING:
             self._write_record()
@@ -217,7 +219,7 @@ class Watchdog:
         if before is not None and before.incarnation != now.incarnation:
             lost = f"; lost with it: {before.lost_with_it}" if before.lost_with_it else ""
             log.warning(f"{name} died: process {before.pid} is gone, process {now.pid} replaces it{lost}")
-        elif probe.unreachable and probe.service.state is not State.LOST:
+        elif probe.unreachable and not probe.service.is_lost:
             log.warning(f"{name} answers again")
         relay(now.records, component=name)
 
