@@ -60,7 +60,7 @@ experiment: $(READY)  ## What resampling does to tool errors: RoC beside plain G
 # test was selected).
 test: $(READY)  ## The tests that run on a CPU, but for the two journeys
 	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
-	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
+	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
 test-journeys: $(READY)  ## Whole ways of a person, two minutes each: the recipe, killed and gone on with; a base model that becomes a served agent
 	$(BIN)/python -m pytest -q -m "journey and not slow" $(ARGS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from actors.cluster import __main__ as head
 from actors.cluster import auth as door
 
 pytestmark = pytest.mark.real
@@ -37,14 +38,17 @@ sys.exit(status_of(connect))
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator["ray.runtime_context.RayContext"]:  # type: ignore[name-defined]
-    assert door.shut_door()
-    context = ray.init(
-        address="local", num_cpus=1, include_dashboard=True, dashboard_host="127.0.0.1", log_to_driver=False,
-        object_store_memory=80 * 2**20,
-    )  # fmt: skip
-    yield context
-    ray.shutdown()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ray.runtime_context.RayContext"]:  # type: ignore[name-defined]
+    """A head as `make cluster-up` starts it, with ports of its own: other tests have a Ray at the same time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("cluster"))
+        patch.setattr(head, "DASHBOARD_PORT", head.free_port())
+        head.up()
+        try:
+            yield ray.init(address="auto", log_to_driver=False)
+            ray.shutdown()
+        finally:
+            head.down()
 
 
 def ask(program: str, address: str, home: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
