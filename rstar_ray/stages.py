@@ -18,6 +18,7 @@ from rstar_ray.checkpointing import BALANCER_STATE, Saving, saving
 from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_rows, draw
+from rstar_ray.draws import Draws
 from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
@@ -149,12 +150,12 @@ async def run_rl(
         num_steps=config.steps,
         wandb=config.telemetry.wandb,
     )
-    async with saving(config, context) as saves:
+    async with saving(config, context) as saves, Draws(problems, context.rollouts, config, progress) as draws:
         with metrics_log, stage_active(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
             ended_s = time.monotonic()
-            async for record, reached in train_steps(problems, context, config, progress):
+            async for record, reached in train_steps(draws, context, config, progress):
                 inter_step_s = time.monotonic() - ended_s - record.metrics["step_s"]
                 ended_s, progress = time.monotonic(), reached
                 row = await _with_system(record.metrics.plus({"inter_step_s": max(0.0, inter_step_s)}), context)

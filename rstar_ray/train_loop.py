@@ -13,14 +13,13 @@ from rstar_ray.algorithm.rules import advantages, kept_indices
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.context import RunContext
-from rstar_ray.data.order import draw
+from rstar_ray.draws import Draw, Draws
 from rstar_ray.errors import RStarError
-from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef, roll_out, rollout_requests
+from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
-from rstar_ray.trajectory import Problem
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
@@ -39,16 +38,14 @@ class StepRecord:
     update: UpdateResult | None  # None where there was nothing to train on
 
 
-async def train_step(
-    problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int, policy_version: int
-) -> StepRecord:
-    """One GRPO-RoC step: roll out 2G per prompt, resample on correct, update once, publish."""
-    started_s = time.monotonic()
-    requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
-    groups, dropped = await roll_out(requests, context.rollouts, deadline_s=config.rollout.deadline_s)
-    rolled_out_s = time.monotonic()
-    if len(dropped) > MOST_DROPPED * len(requests):
-        raise RStarError(f"step {step}: {len(dropped)} of {len(requests)} rollouts were dropped: {dropped[0].reason}")
+async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, policy_version: int) -> StepRecord:
+    """One GRPO-RoC step on a finished draw of 2G rollouts per prompt: resample on correct, update once, publish."""
+    step, groups, dropped = draw.step, draw.groups, draw.dropped
+    if len(dropped) > MOST_DROPPED * len(draw.requests):
+        raise RStarError(
+            f"step {step}: {len(dropped)} of {len(draw.requests)} rollouts were dropped: {dropped[0].reason}"
+        )
+    drawn_s = time.monotonic()
 
     own_folder = config.own_folder
     kept = [
@@ -67,7 +64,7 @@ async def train_step(
     finished = [rollout for group in groups for rollout in group]
     left_out = rows_left_out(rows, update)
     statuses = rollout_statuses(groups, kept, rows=rows, left_out=left_out, dropped=dropped)
-    if odd := statuses.keys() ^ {request.rollout_id for request in requests}:
+    if odd := statuses.keys() ^ {request.rollout_id for request in draw.requests}:
         raise RStarError(f"step {step}: {min(odd)} is not accounted for exactly once")
     return StepRecord(
         metrics=step_metrics(
@@ -78,10 +75,10 @@ async def train_step(
             kept_ids=[row.rollout_id for row in rows],
             left_out_ids=[row.rollout_id for row in left_out],
             seconds={
-                "rollout_s": rolled_out_s - started_s,
-                "learn_s": learned_s - rolled_out_s,
+                "rollout_s": draw.waited_s,
+                "learn_s": learned_s - drawn_s,
                 "publish_s": published_s - learned_s,
-                "step_s": published_s - started_s,
+                "step_s": draw.waited_s + published_s - drawn_s,
             },
             update=update,
         ),
@@ -156,14 +153,11 @@ def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig, *, own_fo
 
 
 async def train_steps(
-    problems: Sequence[Problem], context: RunContext, config: RunConfig, progress: StageProgress
+    draws: Draws, context: RunContext, config: RunConfig, progress: StageProgress
 ) -> AsyncIterator[tuple[StepRecord, StageProgress]]:
     """The stage's remaining steps; what logs, saves and stops wraps them from outside."""
     while progress.step < config.steps and not progress.ended:
-        step = progress.step + 1
-        drawn, position = draw(
-            problems, config.prompts_per_step, progress.position, seed=config.seed, stage=config.stage
-        )
-        record = await train_step(drawn, context, config, step=step, policy_version=progress.policy_version)
-        progress = progress.after(record.metrics, position, config.until, warmup_steps=config.warmup_steps)
+        draw = await draws.take(progress.step + 1)
+        record = await train_step(draw, context, config, policy_version=progress.policy_version)
+        progress = progress.after(record.metrics, draw.position, config.until, warmup_steps=config.warmup_steps)
         yield record, progress

@@ -12,6 +12,8 @@ import pytest
 from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.context import RunContext
+from rstar_ray.draws import finish_draw
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
 from rstar_ray.evaluation.evaluator import evaluated, run_evaluation
 from rstar_ray.rollouts import (
@@ -29,7 +31,7 @@ from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import run_rl, run_sft
 from rstar_ray.train_loop import StepRecord, train_step
-from rstar_ray.trajectory import RolloutRequest
+from rstar_ray.trajectory import Problem, RolloutRequest
 from tests.fakes import (
     AddingSandbox,
     LocalRollouts,
@@ -558,13 +560,18 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
     assert sum("equal rewards" in line for line in logged) == 2
 
 
+async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
+    draw = await finish_draw(problems, context.rollouts, config, step=step)
+    return await train_step(draw, context, config, policy_version=0)
+
+
 def count(record: StepRecord) -> Counter[RolloutStatus]:
     return Counter(record.statuses.values())
 
 
 async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_never_scored():
     context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=5))
-    record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
+    record = await one_step(adding_problems(4), context, SMALL, step=1)
     assert len(record.statuses) == 64 and 0 < count(record)[RolloutStatus.DROPPED] < 32
     assert {dropped.reason for dropped in record.dropped} == {"no executor left"}
     assert record.metrics["rollouts"] == 64 - count(record)[RolloutStatus.DROPPED]
@@ -591,15 +598,15 @@ async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: P
 async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():
     context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
     with pytest.raises(RStarError, match="32 of 32 rollouts were dropped: no executor left"):
-        await train_step(adding_problems(2), context, SMALL, step=1, policy_version=0)
+        await one_step(adding_problems(2), context, SMALL, step=1)
 
 
 async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
     context = fake_context(SkilledPolicy())
     plain = with_values(SMALL, {"algorithm.resample": "none"})
-    record = await train_step(adding_problems(4), context, plain, step=1, policy_version=0)
+    record = await one_step(adding_problems(4), context, plain, step=1)
     assert len(record.statuses) == 4 * 8 and RolloutStatus.RESAMPLED_AWAY not in count(record)
-    roc = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
+    roc = await one_step(adding_problems(4), context, SMALL, step=2)
     assert len(roc.statuses) == 4 * 16 and count(roc)[RolloutStatus.RESAMPLED_AWAY] == 4 * 8
 
 
@@ -628,14 +635,14 @@ async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_traine
     context = fake_context(SkilledPolicy())
     choosy = Choosy(SkilledPolicy())
     context = replace(context, learner=choosy)
-    record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
+    record = await one_step(adding_problems(4), context, SMALL, step=1)
     (batch,) = choosy.batches
     assert (count(record)[RolloutStatus.LEFT_OUT], count(record)[RolloutStatus.TRAINED]) == (1, len(batch))
     assert [row.reason for row in record.left_out] == ["too long"]
     assert record.metrics["trained_trajectories"] == len(batch) and record.metrics["policy_version"] == 1
 
     choosy.applies = False
-    record = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
+    record = await one_step(adding_problems(4), context, SMALL, step=2)
     assert (count(record)[RolloutStatus.LEFT_OUT], count(record)[RolloutStatus.TRAINED]) == (
         1 + len(choosy.batches[1]),
         0,
@@ -651,7 +658,7 @@ async def test_a_rollout_that_is_not_accounted_for_exactly_once_ends_the_run():
 
     context = fake_context(SkilledPolicy(), learner=Inventive(SkilledPolicy()))
     with pytest.raises(RStarError, match="step 1: stage1/1/nobody is not accounted for exactly once"):
-        await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
+        await one_step(adding_problems(4), context, SMALL, step=1)
 
 
 def test_every_sibling_has_its_own_seed_and_the_same_in_the_next_run():
@@ -709,5 +716,5 @@ async def test_what_cannot_be_judged_is_dropped_from_a_step_with_its_reason():
     context = fake_context(policy)
     judging = HangingJudge(policy)
     context = replace(context, rollouts=judging)
-    record = await train_step(adding_problems(2), context, SMALL, step=1, policy_version=0)
+    record = await one_step(adding_problems(2), context, SMALL, step=1)
     assert [one.reason for one in record.dropped] == ["judging: it hung"] * 2
