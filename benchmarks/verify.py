@@ -17,7 +17,6 @@ from typing import Any
 
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
-from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import math_reward
 from sandbox.equality import equal_expressions
 from sandbox.pool import SandboxPool
@@ -37,9 +36,6 @@ class Tools:
     async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
         self.num_compared += 1
         return await equal_expressions(self._pool, pairs)
-
-    async def run_program(self, code: str, stdin: str) -> ProgramRun:
-        raise NotImplementedError
 
 
 def respelled(answer: str) -> str:
@@ -78,7 +74,7 @@ async def judge_all(pairs: Sequence[tuple[str, str]], tools: Tools) -> list[floa
     async def one(answer: str, truth: str) -> float | None:
         async with permits:
             try:
-                return await math_reward(answer, truth, tools)
+                return await math_reward(answer, truth, tools.compare)
             except SandboxError:
                 return None
 

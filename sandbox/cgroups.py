@@ -9,29 +9,14 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from typing import Protocol
 
 ROOT_MOUNT = "cgroup2"
 WANTED = ("memory", "pids")  # without these two there is nothing to gain
 _ENABLE = "+memory +pids"
 
 
-class Tree(Protocol):
-    """The file system of control groups; a real one is a folder, and every method raises OSError as the kernel does."""
-
-    def read(self, path: str) -> str: ...
-
-    def write(self, path: str, text: str) -> None: ...
-
-    def make(self, path: str) -> None: ...
-
-    def remove(self, path: str) -> None: ...
-
-    def is_delegated(self, path: str) -> bool: ...
-
-
 class KernelTree:
-    """The kernel's own."""
+    """The kernel's file system of control groups. Every method raises OSError as the kernel does."""
 
     def read(self, path: str) -> str:
         return Path(path).read_text("ascii")
@@ -87,7 +72,7 @@ def own_group() -> str:
 class Groups:
     """The groups of one pool's cells; with an empty `place` there are none."""
 
-    def __init__(self, tree: Tree, place: str, told: str, prefix: str) -> None:
+    def __init__(self, tree: KernelTree, place: str, told: str, prefix: str) -> None:
         self._tree = tree
         self._place = place
         self._prefix = prefix
@@ -161,7 +146,7 @@ class Groups:
         return f"{self._place}/{self._prefix}-{number}"
 
 
-def find_groups(prefix: str, tree: Tree | None = None, own: str | None = None) -> Groups:
+def find_groups(prefix: str, tree: KernelTree | None = None, own: str | None = None) -> Groups:
     """Groups below this process's own, or below that one's parent, whichever was delegated and can be used.
 
     A group that holds processes can have none below it that count anything: where we are alone in ours, we step aside.
@@ -182,7 +167,7 @@ def find_groups(prefix: str, tree: Tree | None = None, own: str | None = None) -
     return Groups(tree, "", f"none: {'; '.join(reasons)}", prefix)
 
 
-def _enable(tree: Tree, place: str, own: str) -> str:
+def _enable(tree: KernelTree, place: str, own: str) -> str:
     """Have memory and processes counted below `place`; returns what is counted. Raises OSError."""
     there = tree.read(f"{place}/cgroup.controllers").split()
     if missing := [name for name in WANTED if name not in there]:

@@ -3,26 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from rstar_ray.outcome import Outcome
 from sandbox.errors import ComparisonFailed
 from sandbox.jail.verify_program import CODE
 from sandbox.limits import MIB, Limits, standard_limits
 from sandbox.outcomes import CPU_REASON
-from sandbox.request import ExecutionRequest, ExecutionResult
+from sandbox.pool import SandboxPool
+from sandbox.request import ExecutionRequest
 
 VERIFY_LIMITS = replace(standard_limits(), cpu_s=5.0, wall_s=10.0, memory_bytes=640 * MIB)
 
 
-class Runs(Protocol):
-    """What is needed of a pool, or of anything that stands for one."""
-
-    async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult: ...
-
-
 async def equal_expressions(
-    pool: Runs, pairs: Sequence[tuple[str, str]], *, limits: Limits = VERIFY_LIMITS
+    pool: SandboxPool, pairs: Sequence[tuple[str, str]], *, limits: Limits = VERIFY_LIMITS
 ) -> list[bool]:
     """Whether the (answer, truth) of each pair are equal; what cannot be read is not.
 

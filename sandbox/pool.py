@@ -135,9 +135,8 @@ class SandboxPool:
 
     def _crews_at(self, level: IsolationLevel, homes: Workspaces) -> WorkerGroups:
         self._level = level
-        groups = self._worker_groups = WorkerGroups(self.config, self._slots, level, homes, self._python)
-        groups.report_to(self)
-        return groups
+        self._worker_groups = WorkerGroups(self, self.config, self._slots, level, homes, self._python)
+        return self._worker_groups
 
     async def _try_level(self, groups: WorkerGroups, homes: Workspaces) -> IsolationReport:
         """Bring up the lean server and attack its jail. Raises SandboxError with the reason."""
@@ -146,7 +145,7 @@ class SandboxPool:
         facts = {"cgroup": homes.groups.told} | first.facts
         if groups.level is IsolationLevel.PROCESS:
             return IsolationReport(level=groups.level, facts=facts)
-        return IsolationReport(level=groups.level, facts=facts, contained=await attack(self))
+        return IsolationReport(level=groups.level, facts=facts, contained=await attack(self.run))
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, wait up to `drain_s` for those accepted, end everything."""

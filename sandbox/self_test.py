@@ -1,7 +1,7 @@
 """What every pool tries against its own jail before it takes a call."""
 
 import ast
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
@@ -58,16 +58,13 @@ print((tried, escaped))
 """
 
 
-class Runner(Protocol):
-    """A pool, of which one call is wanted."""
+async def attack(run: Callable[..., Awaitable[ExecutionResult]]) -> int:
+    """Run the probes by `run` of a pool; returns how many were refused, all of them.
 
-    async def run(self, request: ExecutionRequest, caller: str = "", *, deadline_s: float) -> ExecutionResult: ...
-
-
-async def attack(pool: Runner) -> int:
-    """Run the probes; returns how many were refused, all of them. Raises SandboxError; SandboxSlow for want of time."""
+    Raises SandboxError, and of its kinds SandboxSlow for want of time.
+    """
     try:
-        result = await pool.run(ExecutionRequest(code=PROBES), "self-test", deadline_s=TEST_S)
+        result = await run(ExecutionRequest(code=PROBES), "self-test", deadline_s=TEST_S)
     except SandboxLate as error:
         raise SandboxSlow(f"no self-test within {TEST_S:g} s") from error
     if result.outcome is Outcome.TIMEOUT:

@@ -1,7 +1,8 @@
 """When a process that says nothing is given up: the rules, without a clock or a process."""
 
 from enum import Enum
-from typing import Protocol
+
+from sandbox.processes import Channel
 
 TICK_S = 0.25
 SUSPECT_S = 1.0  # after so long it is noted how often a silent process has run
@@ -45,17 +46,7 @@ def on_server(silent_s: float, *, ready: bool, pinged: bool) -> Verdict:
     return Verdict.PING if silent_s > PING_AFTER_S else Verdict.WELL
 
 
-class Process(Protocol):
-    """What can be seen of a process from outside."""
-
-    def wants_to_run(self) -> bool: ...
-
-    def has_run(self) -> bool: ...
-
-    def has_spoken(self) -> bool: ...
-
-
-def is_lost(verdict: Verdict, process: Process) -> bool:
+def is_lost(verdict: Verdict, process: Channel) -> bool:
     """Whether to end a process, after a look at it where the verdict asks for one.
 
     One that has run since it was suspected is alive: after a second without a core it may be asleep for a moment,

@@ -47,7 +47,7 @@ class WorkerGroup:
 
 
 class Dispatch(Protocol):
-    """What the groups tell whoever gives them work."""
+    """The pool as its worker groups see it."""
 
     def cells_are_idle(self) -> None: ...
 
@@ -62,25 +62,27 @@ class WorkerGroups:
     """Every group of one pool at one level."""
 
     def __init__(
-        self, config: SandboxConfig, slots: int, level: IsolationLevel, homes: Workspaces, python: str
+        self,
+        pool: Dispatch,
+        config: SandboxConfig,
+        slots: int,
+        level: IsolationLevel,
+        homes: Workspaces,
+        python: str,
     ) -> None:
         self.level = level
         self.counts: Counter[str] = Counter()
         self.changed = asyncio.Event()  # a server or a cell became ready, or failed
+        self._pool = pool
         self._config = config
         self._python = python  # the interpreter of the programs
         self._wanted = slots + config.spare_cells
         self._workspaces = homes
         self._groups: dict[str, WorkerGroup] = {}
         self._instead: dict[str, str] = {}  # flavors that cannot be had, and what serves for them
-        self._dispatch: Dispatch | None = None
         self._open = True
         # Threads are counted by uid; where that is the whole account's, only looking bounds them.
         self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0
-
-    def report_to(self, dispatch: Dispatch) -> None:
-        """Tell `dispatch` from now on."""
-        self._dispatch = dispatch
 
     def __getitem__(self, flavor: str) -> WorkerGroup:
         """The group of a flavor, started when first asked for."""
@@ -138,22 +140,22 @@ class WorkerGroups:
             group.cell_failures = group.failures = 0
             self.rest(group, cell)
             self.changed.set()
-        elif event == wire.RESULT and self._dispatch is not None:
-            self._dispatch.program_ended(group, cell, payload)
+        elif event == wire.RESULT:
+            self._pool.program_ended(group, cell, payload)
         else:
             self.lose(group, cell, "it ended")
 
     def rest(self, group: WorkerGroup, cell: WorkerHandle) -> None:
         """The cell has nothing to do."""
         group.idle.append(cell)
-        self._tell_idle()
+        self._pool.cells_are_idle()
 
     def replace(self, group: WorkerGroup, cell: WorkerHandle) -> None:
         """The cell has done its share."""
         self.counts["cells_replaced"] += 1
         self._discard(group, cell)
         self._fill(group)
-        self._tell_idle()
+        self._pool.cells_are_idle()
 
     def lose(self, group: WorkerGroup, cell: WorkerHandle, reason: str) -> None:
         """A cell died, wedged or lied: end it, and say whose call it had."""
@@ -165,10 +167,10 @@ class WorkerGroups:
         else:
             self._cell_did_not_start(group, cell.failure or f"a cell did not start: {reason}")
         self._fill(group)
-        if call is not None and self._dispatch is not None:
+        if call is not None:
             cell.call = call.cell = None
-            self._dispatch.call_lost_its_cell(group, call)
-        self._tell_idle()
+            self._pool.call_lost_its_cell(group, call)
+        self._pool.cells_are_idle()
 
     def _cell_did_not_start(self, group: WorkerGroup, reason: str) -> None:
         group.cell_failures += 1
@@ -185,10 +187,6 @@ class WorkerGroups:
         if cell in group.idle:
             group.idle.remove(cell)
         self._workspaces.give_back(cell.number, self.level)
-
-    def _tell_idle(self) -> None:
-        if self._dispatch is not None:
-            self._dispatch.cells_are_idle()
 
     def _fill(self, group: WorkerGroup) -> None:
         """Have as many cells as may run at once, and the spare ones."""
@@ -249,8 +247,7 @@ class WorkerGroups:
         if not group.given_up:
             self._start_server(group)
         elif group.name in (preload.LEAN, preload.VERIFY):
-            if self._dispatch is not None:
-                self._dispatch.no_server(group)
+            self._pool.no_server(group)
         else:
             self._lean_instead(group)
 
@@ -262,7 +259,7 @@ class WorkerGroups:
         while group.queue:
             call = group.queue.pop()
             lean.queue.push(call.caller, call)
-        self._tell_idle()
+        self._pool.cells_are_idle()
 
     def try_again(self, group: WorkerGroup) -> None:
         """One more server where none came up, for a call that wants it: what killed the others may have passed."""

@@ -447,7 +447,7 @@ class _Kept:
     metric: Metric
     values: dict[str, float]
 
-    def record(self, value: float, labels: Mapping[str, str]) -> None:
+    def __call__(self, value: float, labels: Mapping[str, str]) -> None:
         listed = ",".join(f"{key}={labels[key]}" for key in sorted(labels))
         name = f"{self.metric.exported_name}{{{listed}}}" if listed else self.metric.exported_name
         before = 0.0 if self.metric.kind is Kind.GAUGE else self.values.get(name, 0.0)

@@ -94,7 +94,7 @@ class GenerationActor(ServiceActor):
             stop_token_ids=self._chat.profile.stop_token_ids,
         )
         turns = TurnJournal(journal, f"{name}-{this_process().incarnation}") if journal is not None else None
-        self._judge = make_judge(config.reward, sandbox, own_folder=config.own_folder)
+        self._judge = make_judge(config.reward, sandbox.compare, sandbox.run_program, own_folder=config.own_folder)
         self._worker = GenerationWorker(
             name,
             engine=self._engine,

@@ -1,12 +1,12 @@
 """One rollout: think, write Python, read what it did, go on (arXiv:2508.20722 section 2.1).
 
-A coroutine over two Protocols; it knows neither Ray nor vLLM. Its state is a record from which any other replica can
+A coroutine over two functions; it knows neither Ray nor vLLM. Its state is a record from which any other replica can
 continue after each turn.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -53,19 +53,15 @@ class GenerateFn(Protocol):
     ) -> Completion: ...
 
 
-class ExecuteFn(Protocol):
-    """Runs one tool call. Raises `SandboxError` or `ToolError` for our own failures only."""
-
-    async def __call__(self, call: ToolCall) -> ToolResult: ...
+ExecuteFn = Callable[[ToolCall], Awaitable[ToolResult]]
+"""Runs one tool call. Raises `SandboxError` or `ToolError` for our own failures only."""
 
 
-class ConverseFn(Protocol):
-    """Says a turn to the rollout's environment: its reply, and where the rollout now stands with it.
+ConverseFn = Callable[[str], Awaitable[tuple[Reply, ToolMemory]]]
+"""Passes a turn's text to the rollout's environment. Returns the reply, and the environment's new state.
 
-    Raises `ToolError` for our own failures only.
-    """
-
-    async def __call__(self, said: str) -> tuple[Reply, ToolMemory]: ...
+Raises `ToolError` for our own failures only.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rstar_ray.outcome import Outcome
 
@@ -20,10 +20,8 @@ class ProgramRun:
     stdout: str
 
 
-class RunProgramFn(Protocol):
-    """Runs a program in the sandbox. Raises `SandboxError` for our own failures only."""
-
-    async def __call__(self, code: str, stdin: str) -> ProgramRun: ...
+RunProgramFn = Callable[[str, str], Awaitable[ProgramRun]]
+"""Runs a program with this standard input in the sandbox. Raises `SandboxError` for our own failures only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from rstar_ray.config import RewardConfig
 from rstar_ray.config.own_code import READ_AT_PLACE, READ_LOOSELY, REWARDS, own_rewards
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.reward.choice import chosen_letter
-from rstar_ray.reward.code_problems import ProgramRun, read_cases, share_passed
+from rstar_ray.reward.code_problems import RunProgramFn, read_cases, share_passed
 from rstar_ray.reward.find import Place, as_integer, find_answer, last_program, spoken
-from rstar_ray.reward.maths import same_mathematics
+from rstar_ray.reward.maths import Compare, same_mathematics
 from rstar_ray.reward.own_function import OwnReward
 from rstar_ray.reward.reward_calls import read_wanted, same_calls
 from rstar_ray.reward.verifiable import read_instructions, share_followed
@@ -34,33 +34,27 @@ class Judgement:
     place: Place | None = field(default="answer", compare=False)  # where the rule reads the answer, see `answer_place`
 
 
-class JudgeFn(Protocol):
-    """Judges a final completion. Raises `JudgeError` or `SandboxError` where it cannot be; never a 0 in their place."""
-
-    async def __call__(self, completion: str, problem: Problem) -> Judgement: ...
+JudgeFn = Callable[[str, Problem], Awaitable[Judgement]]
+"""Judges a final completion. Raises `JudgeError` or `SandboxError` where it cannot; never returns 0 instead."""
 
 
 @runtime_checkable
 class RolloutJudge(Protocol):
     """A judge some of whose rules read whole rollouts, among them those that did not end by themselves."""
 
+    async def __call__(self, completion: str, problem: Problem) -> Judgement: ...
     async def reads_rollouts(self, problem: Problem) -> bool: ...
     async def judge_rollout(self, completion: str, problem: Problem, rollout: Transcript) -> Judgement: ...
-
-
-class JudgingTools(Protocol):
-    """What rules ask of the sandbox."""
-
-    async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]: ...
-    async def run_program(self, code: str, stdin: str) -> ProgramRun: ...
 
 
 Rule = Callable[[str, Problem], Awaitable[float]]
 
 
-def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "") -> "Retrying":
-    """The judge that the settings name; what fails is tried again."""
-    rules = _rules(config, tools)
+def make_judge(
+    config: RewardConfig, compare: Compare, run_program: RunProgramFn, *, own_folder: str = ""
+) -> "Retrying":
+    """The judge that the settings name, over two functions of the sandbox. A call that fails is tried again."""
+    rules = _rules(config, compare, run_program)
     rules |= {name: OwnReward(config, name, own_folder) for name in own_rewards(config)}
     loose: dict[str, Rule] = dict(zip(READ_LOOSELY, [_instructions(config, loosely=True)], strict=True))
     return Retrying({**rules, "": rules[config.name]}, config, loose=loose)
@@ -126,11 +120,11 @@ async def _retried(judge: Callable[[], Awaitable[T]]) -> tuple[T, int]:
     raise AssertionError("the last try returns or raises")
 
 
-def _rules(config: RewardConfig, tools: JudgingTools) -> dict[str, Rule]:
+def _rules(config: RewardConfig, compare: Compare, run_program: RunProgramFn) -> dict[str, Rule]:
     place: Place = config.place
 
     async def math(completion: str, problem: Problem) -> float:
-        return await math_reward(find_answer(completion, place), problem.answer, tools)
+        return await math_reward(find_answer(completion, place), problem.answer, compare)
 
     async def exact(completion: str, problem: Problem) -> float:
         answer = find_answer(completion, place)
@@ -145,7 +139,7 @@ def _rules(config: RewardConfig, tools: JudgingTools) -> dict[str, Rule]:
         if program is None:
             return 0.0
         cases = read_cases(problem.answer)
-        return await share_passed(program, cases, tools.run_program, all_of_them=not config.partial)
+        return await share_passed(program, cases, run_program, all_of_them=not config.partial)
 
     async def calls(completion: str, problem: Problem) -> float:
         return float(same_calls(completion, read_wanted(problem.answer)))
@@ -161,14 +155,14 @@ def _instructions(config: RewardConfig, *, loosely: bool = False) -> Rule:
     return instructions
 
 
-async def math_reward(answer: str | None, truth: str, tools: JudgingTools) -> float:
+async def math_reward(answer: str | None, truth: str, compare: Compare) -> float:
     """1.0 for an equal answer, else 0.0 (arXiv:2508.20722 section 2.2); two integers need no rules."""
     if answer is None:
         return 0.0
     ours, theirs = as_integer(answer), as_integer(truth)
     if ours is not None and theirs is not None:
         return float(ours == theirs)
-    return float(await same_mathematics(answer, truth, tools.compare))
+    return float(await same_mathematics(answer, truth, compare))
 
 
 TRUTHS: dict[str, tuple[Callable[[str], object], str]] = {

@@ -4,18 +4,11 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_json, write_json
-
-
-class Sink(Protocol):
-    """Takes the metrics of one stage, each step once and in order. The caller handles its failures."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -75,6 +68,10 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Sink = TensorBoard | WeightsAndBiases
+"""Takes the metrics of one stage, each step once and in order. The caller handles its failures."""
 
 
 def refuse_missing_sink(project: str) -> None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
 
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.registry import BY_EXPORTED_NAME, Kind, Metric
@@ -11,15 +10,10 @@ from rstar_ray.telemetry.registry import BY_EXPORTED_NAME, Kind, Metric
 log = logging.getLogger(__name__)
 
 
-class Instrument(Protocol):
-    """One metric in the library that exports it."""
-
-    def record(self, value: float, labels: Mapping[str, str]) -> None:
-        """Set a gauge, add to a counter, observe in a histogram; `labels` without `run`."""
-        ...
-
-
-OpenFn = Callable[[Metric], Instrument]
+RecordFn = Callable[[float, Mapping[str, str]], None]
+"""Sets a gauge, adds to a counter or observes in a histogram: the value, and the labels without `run`."""
+OpenFn = Callable[[Metric], RecordFn]
+"""Registers a metric in the library that exports it."""
 
 
 class Meter:
@@ -31,7 +25,7 @@ class Meter:
     def __init__(self, open_instrument: OpenFn | None = None, *, run: str = "") -> None:
         self.run = run  # the label that all its metrics have
         self._open = open_instrument
-        self._instruments: dict[str, Instrument] = {}
+        self._instruments: dict[str, RecordFn] = {}
         self._reached: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
@@ -73,10 +67,10 @@ class Meter:
             return
         opened, self._open = self._open, None
         with best_effort("the export of metrics"):
-            instrument = self._instruments.get(name)
-            if instrument is None:
-                instrument = self._instruments[name] = opened(declared(name, kind, labels))
-            instrument.record(float(value), labels)
+            record = self._instruments.get(name)
+            if record is None:
+                record = self._instruments[name] = opened(declared(name, kind, labels))
+            record(float(value), labels)
             self._open = opened
 
 

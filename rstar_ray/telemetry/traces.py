@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rstar_ray.run_dir.best_effort import best_effort
 
@@ -75,15 +75,8 @@ def _value(value: Attribute) -> dict[str, Any]:
     return {"doubleValue": value} if isinstance(value, float) else {"stringValue": value}
 
 
-class TraceSink(Protocol):
-    """Takes export requests, and holds nobody up."""
-
-    def write(self, request: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
 class TraceFile:
-    """Appends them to a file, a line each."""
+    """Appends export requests to a file, a line each."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +91,7 @@ class TraceFile:
 
 
 class TraceCollector:
-    """Sends them to a collector from a separate thread. After the first failure it logs once and stops."""
+    """Sends export requests to a collector from a separate thread. After the first failure it logs once and stops."""
 
     def __init__(self, address: str) -> None:
         self._url = f"{address.rstrip('/')}/v1/traces"
@@ -124,6 +117,9 @@ class TraceCollector:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=False)
+
+
+TraceSink = TraceFile | TraceCollector
 
 
 def is_address(where: str) -> bool:

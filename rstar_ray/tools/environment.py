@@ -1,5 +1,6 @@
 """An environment replies to the policy turn by turn and gives the rollout its reward."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,14 +18,12 @@ class Reply:
     reward: float | None = None
 
 
-class EndedFn(Protocol):
-    """Notifies the rollout's environment that a limit ended the rollout.
+EndedFn = Callable[[StopReason], Awaitable[tuple[float | None, ToolMemory]]]
+"""Notifies the rollout's environment that a limit ended the rollout.
 
-    Returns the reward, None where the environment gives none, and the environment's new state. Raises `ToolError` for
-    our own failures only.
-    """
-
-    async def __call__(self, reason: StopReason) -> tuple[float | None, ToolMemory]: ...
+Returns the reward, None where the environment gives none, and the environment's new state. Raises `ToolError` for our
+own failures only.
+"""
 
 
 class Environment(Protocol):

@@ -24,7 +24,7 @@ from rstar_ray.reward.judge import make_judge
 from rstar_ray.trajectory import Completion, Problem, ToolCall
 from tests.fakes import LIMITS, AddingSandbox, request
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
-from tests.rstar_ray.test_rollout import NoTools
+from tests.rstar_ray.test_rollout import no_comparison, prints_3
 
 PROMPT = """\
 <|im_start|>system
@@ -156,5 +156,5 @@ async def test_an_answer_in_a_thought_that_is_never_closed_counts_unless_it_is_t
     wanted = request(QUESTION, limits=replace(LIMITS, max_context_tokens=10_000))
     begun = RolloutState.start(wanted, chat.prompt_ids(QUESTION))
     state = await run_rollout(begun, generate=generate, execute=AddingSandbox(), chat=chat)
-    judged = await score(state, make_judge(RewardConfig(), NoTools()))
+    judged = await score(state, make_judge(RewardConfig(), no_comparison, prints_3))
     assert judged.summary.reward == (reward if ended else 0.0)

@@ -39,14 +39,12 @@ CHAT = CharChat()
 TRUTH = {"math": "3", "exact": "3", "code": '[{"input": "", "output": "3"}]'}
 
 
-class NoTools:
-    """Answers that need no sandbox."""
+async def no_comparison(pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
+    raise AssertionError("integers are compared without the sandbox")
 
-    async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
-        raise AssertionError("integers are compared without it")
 
-    async def run_program(self, code: str, stdin: str) -> ProgramRun:
-        return ProgramRun(outcome=Outcome.OK, stdout="3")
+async def prints_3(code: str, stdin: str) -> ProgramRun:
+    return ProgramRun(outcome=Outcome.OK, stdout="3")
 
 
 async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine: object) -> RolloutState:
@@ -73,7 +71,7 @@ async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine:
 async def test_answers_are_counted_where_the_reward_reads_them(
     said: str, reward: RewardConfig, num_answers: int | None
 ):
-    judge = make_judge(reward, NoTools())
+    judge = make_judge(reward, no_comparison, prints_3)
     state = await play([call("1+2"), said])
     state = replace(
         state, request=replace(state.request, problem=replace(state.request.problem, answer=TRUTH[reward.name]))

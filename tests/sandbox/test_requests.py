@@ -13,6 +13,7 @@ from sandbox.http import code_judge
 from sandbox.http.codec import request_from_data, request_to_data
 from sandbox.jail.cut import mark
 from sandbox.limits import MIB
+from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 
@@ -130,13 +131,15 @@ def test_an_answer_compares_what_was_printed_and_shows_a_part():
 # -- what a model reads, what a check sees -----------------------------------------------------------------------------
 
 
-class Answers:
+class Answers(SandboxPool):
     """A pool that gives these results, in turn."""
 
     def __init__(self, *results: ExecutionResult) -> None:
         self.results, self.asked = list(results), list[ExecutionRequest]()
 
-    async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult:
+    async def run(
+        self, request: ExecutionRequest, caller: str = "", *, deadline_s: float | None = None
+    ) -> ExecutionResult:
         self.asked.append(request)
         return self.results.pop(0)
 

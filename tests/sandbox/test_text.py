@@ -18,6 +18,7 @@ from sandbox.jail.cut import CONTINUATION, cut_text, join_kept
 from sandbox.jail.display import show
 from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
+from sandbox.processes import Channel
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
 from sandbox.supervision import Verdict
 from sandbox.tool_text import tool_text
@@ -88,7 +89,7 @@ def test_callers_are_served_in_turn_and_what_comes_back_goes_first():
     assert [queue.pop(), queue.pop(), queue.pop(), bool(queue)] == [99, 1, 2, False]
 
 
-class Seen:
+class Seen(Channel):
     """A process as it looks from outside."""
 
     def __init__(self, *, waits: bool, spoke: bool, ran: bool) -> None:

@@ -50,7 +50,8 @@ def problem(truth: str) -> Problem:
 
 
 def judge(tools: Tools | None = None, **settings: object) -> JudgeFn:
-    return make_judge(RewardConfig(**settings), tools or Tools())  # type: ignore[arg-type]
+    tools = tools or Tools()
+    return make_judge(RewardConfig(**settings), tools.compare, tools.run_program)  # type: ignore[arg-type]
 
 
 async def test_integers_need_no_checker_and_the_rest_does():
@@ -164,7 +165,8 @@ async def own(tmp_path: Path) -> AsyncIterator[Callable[..., Retrying]]:
     made: list[Retrying] = []
 
     def make(name: str = "math", **settings: Any) -> Retrying:
-        made.append(make_judge(RewardConfig(name=name, **settings), Tools(), own_folder=str(tmp_path)))
+        tools, config = Tools(), RewardConfig(name=name, **settings)
+        made.append(make_judge(config, tools.compare, tools.run_program, own_folder=str(tmp_path)))
         return made[-1]
 
     yield make
