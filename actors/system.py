@@ -96,7 +96,8 @@ class TrainingActors:
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
         self._turns = gpu_turns(config)
-        self._published_version: int | None = None  # served by all replicas
+        self._published_version: int | None = None  # served by all replicas, ...
+        self._published_checksum = 0  # ... and the checksum of its weights
         self.tools: SandboxClient
 
     async def start(self, *, learner: bool = True) -> None:
@@ -132,6 +133,7 @@ class TrainingActors:
             node_away_s=self._config.detector.node_away_s,
             weights_deadline_s=self._config.learner.step_deadline_s,
             journal=self._journal,
+            several_versions=self._config.staleness > 0,
             meter=self.meter,
             store_again=lambda version: self.learner.publish(version),
             turn=self._turns.engine if self._turns else ANYTIME,
@@ -196,10 +198,10 @@ class TrainingActors:
         """Wait until every engine is up; raises what kept one from it."""
         await self.replicas.serving()
 
-    async def publish(self, policy_version: int) -> None:
-        """Learner to engines: the driver never holds a weight. Returns when all replicas serve them."""
+    async def publish(self, policy_version: int) -> int:
+        """Learner to engines: the driver never holds a weight. Returns their checksum when all replicas serve them."""
         if policy_version == self._published_version:
-            return
+            return self._published_checksum
         await self.replicas.serving()
         way = self._config.weight_way
         ranks = self._config.engine.tensor_parallel
@@ -209,7 +211,8 @@ class TrainingActors:
             log.info(f"weights by {way} reached no replica; using the object store: {_reasons(weights.failed)}")
             weights = await self.learner.publish(policy_version)
         await self.replicas.publish(weights)
-        self._published_version = policy_version
+        self._published_version, self._published_checksum = policy_version, weights.checksum
+        return weights.checksum
 
     def publish_metrics(self) -> Mapping[str, float]:
         return self.replicas.publish_metrics

@@ -42,8 +42,8 @@ class Learner(Protocol):
 class Services(Protocol):
     """What a stage asks of the run's other actors."""
 
-    async def publish(self, policy_version: int) -> None:
-        """Send the learner's weights to every replica and return when all serve them.
+    async def publish(self, policy_version: int) -> int:
+        """Send the learner's weights to every replica and return their checksum when all serve them.
 
         A version names one set of weights over a whole run: the number of steps that made them, SFT's included. A
         version that is served already is not sent again.

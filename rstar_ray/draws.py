@@ -13,6 +13,7 @@ from typing import Self
 from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, roll_out, rollout_requests
+from rstar_ray.run_dir.served_weights import ServedWeights
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.trajectory import Problem, RolloutRequest
 
@@ -66,13 +67,26 @@ class Draws:
     """The draws of a stage's remaining steps, one task for each that has begun."""
 
     def __init__(
-        self, problems: Sequence[Problem], rollouts: Rollouts, config: RunConfig, progress: StageProgress
+        self,
+        problems: Sequence[Problem],
+        rollouts: Rollouts,
+        config: RunConfig,
+        progress: StageProgress,
+        weights: ServedWeights | None = None,
     ) -> None:
+        """`weights`: those of the stage's steps on record, where rollouts go on under newer weights."""
         self._problems = problems
         self._rollouts = rollouts
         self._config = config
-        self._rule = StalenessRule(0, last=config.steps, ended=progress.step)
+        self._weights = weights
+        self._rule = StalenessRule(
+            config.staleness,
+            last=config.steps,
+            ended=progress.step,
+            repeats_to=weights.last_step if weights is not None else 0,
+        )
         self._position = progress.position
+        self._requests: dict[int, list[RolloutRequest]] = {}  # of the draws that have begun and are not taken
         self._tasks: dict[int, asyncio.Task[Draw]] = {}
 
     async def take(self, step: int) -> Draw:
@@ -81,40 +95,65 @@ class Draws:
         started_s = time.monotonic()
         self._rule.end(step - 1)
         for number in self._rule.begin():
-            problems, self._position = draw(
-                self._problems,
-                self._config.prompts_per_step,
-                self._position,
-                seed=self._config.seed,
-                stage=self._config.stage,
-            )
-            self._tasks[number] = asyncio.create_task(
-                finish_draw(problems, self._rollouts, self._config, step=number, position=self._position)
-            )
-        finished = await self._tasks.pop(step)
+            self._begin(number, ended=step - 1)
+        finished = await self._tasks[step]
+        del self._tasks[step], self._requests[step]
         return replace(finished, waited_s=time.monotonic() - started_s)
+
+    def _begin(self, number: int, *, ended: int) -> None:
+        config = self._config
+        problems, self._position = draw(
+            self._problems, config.prompts_per_step, self._position, seed=config.seed, stage=config.stage
+        )
+        requests = self._requests[number] = rollout_requests(
+            problems,
+            config,
+            name=number,
+            siblings=config.algorithm.num_rollouts,
+            oldest_version=self._oldest_version(number, ended=ended),
+        )
+        finishing = finish_draw(requests, self._rollouts, config, step=number, position=self._position)
+        self._tasks[number] = asyncio.create_task(finishing)
+
+    def _oldest_version(self, number: int, *, ended: int) -> int:
+        """Of the policy, that may have sampled a turn of this draw; the newest where older ones are not on record."""
+        if self._weights is None:
+            return 0
+        found = self._weights.version(self._rule.oldest(number))
+        return found if found is not None else self._weights.version(ended) or 0
+
+    async def abandon(self) -> list[str]:
+        """The stage has ended before these draws: stop their rollouts, and return the ids of these."""
+        abandoned = [request.rollout_id for requests in self._requests.values() for request in requests]
+        await self.close()
+        if abandoned:
+            await self._rollouts.abandon()
+        return abandoned
+
+    async def close(self) -> None:
+        """Stop waiting for the draws that were not taken."""
+        tasks = [*self._tasks.values()]
+        self._tasks.clear()
+        self._requests.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Stop waiting for the draws that were not taken."""
-        tasks = [*self._tasks.values()]
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.close()
 
 
 async def finish_draw(
-    problems: Sequence[Problem],
+    requests: Sequence[RolloutRequest],
     rollouts: Rollouts,
     config: RunConfig,
     *,
     step: int,
     position: DataPosition = DataPosition(),  # noqa: B008  # it is frozen
 ) -> Draw:
-    """Roll out these problems for one step. Raises as `roll_out`."""
-    requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
+    """Run the rollouts of one step. Raises as `roll_out`."""
     groups, dropped = await roll_out(requests, rollouts, deadline_s=config.rollout.deadline_s)
     return Draw(step=step, requests=requests, groups=groups, dropped=dropped, position=position)

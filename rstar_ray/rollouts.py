@@ -1,14 +1,15 @@
 """Asking for rollouts and collecting what becomes of them, by refs and summaries: tokens stay where they are."""
 
+import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.seeds import derive_seed
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason, TrajectorySummary
 
@@ -55,9 +56,18 @@ class TrainingRow:
 
 
 class Rollouts(Protocol):
-    """Runs rollouts; yields every request exactly once, as it finishes."""
+    """Runs rollouts. Several `run`s may be open at once."""
 
-    def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]: ...
+    num_ended: int
+    """Rollouts of all runs so far, by which a waiting run sees that others make progress."""
+
+    def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        """Yield every request exactly once, as it finishes."""
+        ...
+
+    async def abandon(self) -> None:
+        """Stop everything unfinished; no `run` may be waiting for it."""
+        ...
 
 
 FEW = 8
@@ -106,6 +116,7 @@ def rollout_requests(
     siblings: int,
     at: str = "",
     evaluation: bool = False,
+    oldest_version: int = 0,
 ) -> list[RolloutRequest]:
     """`siblings` requests for each problem under the stage's budgets, or those of `evaluation`.
 
@@ -113,6 +124,7 @@ def rollout_requests(
     ids: the same draws at one step and at another.
     """
     budgets = config.evaluate if evaluation else config.rollout
+    draw = name if isinstance(name, int) else 0
     name = f"{'evaluate/' if evaluation else ''}{config.stage}/{name}"
     limits = RolloutLimits(
         max_response_tokens=budgets.max_response_tokens,
@@ -130,6 +142,9 @@ def rollout_requests(
             seed=derive_seed(config.seed, name, position, problem.id, sibling),
             limits=limits,
             sampling=sampling,
+            draw=draw,
+            cache_salt=f"{name}{at}" if config.staleness else "",
+            oldest_version=oldest_version,
         )
         for position, problem in enumerate(problems)
         for sibling in range(siblings)
@@ -141,7 +156,7 @@ async def roll_out(
 ) -> tuple[list[Group], list[DroppedRollout]]:
     """Run all requests; groups in the order of the requests, siblings too, whatever order they finished in.
 
-    What could not be judged is dropped. Raises `DeadlineExceeded` when none finishes for `deadline_s`.
+    What could not be judged is dropped. Raises `DeadlineExceeded` when no rollout of any run ends for `deadline_s`.
     """
     finished: dict[str, FinishedRollout] = {}
     dropped: list[DroppedRollout] = []
@@ -225,8 +240,30 @@ async def _ends(
         return f"{len(waiting)} of {len(requests)} rollouts unfinished, such as {waiting[0]}"
 
     while len(ended) < len(requests):
-        end = await within(anext(stream), deadline_s, waiter="train loop", owner="generation", reason=unfinished)
+        end = await _next_end(stream, rollouts, deadline_s, unfinished)
         rollout_id = end.rollout_id if isinstance(end, DroppedRollout) else end.summary.rollout_id
         assert rollout_id not in ended, f"{rollout_id} ended twice"
         ended.add(rollout_id)
         yield end
+
+
+async def _next_end(
+    stream: AsyncIterator[FinishedRollout | DroppedRollout],
+    rollouts: Rollouts,
+    deadline_s: float,
+    unfinished: Callable[[], str],
+) -> FinishedRollout | DroppedRollout:
+    """The deadline begins again while rollouts of other runs end: this one may wait for their room."""
+    coming = asyncio.ensure_future(anext(stream))
+    try:
+        while True:
+            others = rollouts.num_ended
+            try:
+                return await within(
+                    asyncio.shield(coming), deadline_s, waiter="train loop", owner="generation", reason=unfinished
+                )
+            except DeadlineExceeded:
+                if rollouts.num_ended == others:
+                    raise
+    finally:
+        coming.cancel()

@@ -26,8 +26,9 @@ from rstar_ray.reward.judge import answer_place
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
-from rstar_ray.run_dir.ledger import LEDGER, append_ledger, cut_ledger
+from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus, append_ledger, cut_ledger
 from rstar_ray.run_dir.metrics import BalancerStats, MetricsLog, StepMetrics
+from rstar_ray.run_dir.served_weights import WEIGHTS, ServedWeights
 from rstar_ray.stage_progress import StageProgress, nothing_to_learn, refuse_other_data
 from rstar_ray.telemetry.steps import export_ledger, export_step, stage_active
 from rstar_ray.train_loop import StepRecord, train_steps
@@ -134,8 +135,10 @@ async def run_rl(
 ) -> Checkpoint:
     """GRPO-RoC steps, logged, evaluated and saved around; goes on where a stopped run left off."""
     _log_inactive_format(config, problems)
+    _log_staleness(config, context.run_dir)
     progress, before = await _start(config, context)
-    await context.services.publish(progress.policy_version)
+    checksum = await context.services.publish(progress.policy_version)
+    weights = _served_weights(config, context.run_dir, progress, checksum)
     await _load_balancer_state(before, context)
     await _evaluate_if_due(config, progress, heldout, context)
     if config.drop_solved:
@@ -150,7 +153,7 @@ async def run_rl(
         num_steps=config.steps,
         wandb=config.telemetry.wandb,
     )
-    async with saving(config, context) as saves, Draws(problems, context.rollouts, config, progress) as draws:
+    async with saving(config, context) as saves, Draws(problems, context.rollouts, config, progress, weights) as draws:
         with metrics_log, stage_active(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
@@ -162,7 +165,12 @@ async def run_rl(
                 metrics_log.write(row)
                 export_step(context.meter, row, context.run_dir.path)
                 export_ledger(context.meter, record.statuses.values(), config.stage)
-                _append_ledger(record, config.stage, context.run_dir)
+                abandoned = await draws.abandon() if progress.ended else ()
+                _append_ledger(record, abandoned, config.stage, context.run_dir)
+                checksum = checksum if record.checksum is None else record.checksum
+                if weights is not None:
+                    with best_effort(WEIGHTS):
+                        weights.note(progress.step, progress.policy_version, checksum)
                 _log_irregularities(record)
                 await _record(record, config, context)
                 last = progress.step == config.steps or progress.ended != ""
@@ -177,6 +185,25 @@ async def run_rl(
                 if not last:
                     await _evaluate_if_due(config, progress, heldout, context)
     return _finished(context.run_dir, config.stage)
+
+
+def _log_staleness(config: RunConfig, run_dir: RunDir) -> None:
+    staleness, before = config.staleness, run_dir.configs().get(config.stage, {}).get("staleness", 0)
+    if staleness != before:
+        log.info(f"{config.stage}: --staleness {staleness} now, {before} when the stage began")
+    if staleness >= config.steps > 0:
+        steps = config.steps
+        log.info(f"{config.stage}: --staleness {staleness} reaches beyond its {steps} steps: all draws begin at once")
+
+
+def _served_weights(config: RunConfig, run_dir: RunDir, progress: StageProgress, checksum: int) -> ServedWeights | None:
+    """The record of which weights each step left, where rollouts go on under newer ones."""
+    weights = ServedWeights(run_dir.journal_path, config.stage)
+    if not config.staleness and not weights.last_step:
+        return None
+    with best_effort(WEIGHTS):
+        weights.note(progress.step, progress.policy_version, checksum)
+    return weights
 
 
 def _log_inactive_format(config: RunConfig, problems: Sequence[Problem]) -> None:
@@ -287,12 +314,15 @@ async def _balancer_stats(context: RunContext) -> BalancerStats | None:
     return None
 
 
-def _append_ledger(record: StepRecord, stage: str, run_dir: RunDir) -> None:
-    """The step's row of the ledger, which is a promise: without it the run ends, and goes on with this step undone."""
+def _append_ledger(record: StepRecord, abandoned: Sequence[str], stage: str, run_dir: RunDir) -> None:
+    """The step's row of the ledger, which is a promise: without it the run ends, and goes on with this step undone.
+
+    The row of a stage's last step has the `abandoned` rollouts of the draws behind it too.
+    """
     try:
         append_ledger(
             run_dir.path,
-            record.statuses,
+            {**record.statuses, **dict.fromkeys(abandoned, RolloutStatus.ABANDONED)},
             stage=stage,
             step=record.metrics.step,
             reasons={one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)},

@@ -36,6 +36,7 @@ class StepRecord:
     dropped: tuple[DroppedRollout, ...]
     left_out: tuple[LeftOut, ...]  # rows that the learner did not train on
     update: UpdateResult | None  # None where there was nothing to train on
+    checksum: int | None  # of the weights that were published; None where they are the step's before
 
 
 async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, policy_version: int) -> StepRecord:
@@ -56,9 +57,10 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
     rows = training_rows(telling, config.algorithm, own_folder=own_folder)
     update = await context.learner.train_rl(rows, rl_learning_rate(config, step)) if rows else None
     learned_s = time.monotonic()
+    checksum = None
     if update is not None and update.applied:
         policy_version += 1
-        await context.services.publish(policy_version)
+        checksum = await context.services.publish(policy_version)
     published_s = time.monotonic()
 
     finished = [rollout for group in groups for rollout in group]
@@ -81,11 +83,13 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
                 "step_s": draw.waited_s + published_s - drawn_s,
             },
             update=update,
+            staleness=config.staleness,
         ),
         statuses=statuses,
         advantages={row.rollout_id: row.advantage for row in rows},
         left_out=left_out,
         update=update,
+        checksum=checksum,
         refs=tuple(rollout.ref for rollout in finished),
         dropped=tuple(dropped),
     )

@@ -64,6 +64,9 @@ class RolloutRequest:
     seed: int
     limits: RolloutLimits
     sampling: Sampling
+    draw: int = 0  # the training step that it is for; 0: an evaluation, or no step waits for it
+    cache_salt: str = ""  # cached KV of its prefixes is shared under the same salt alone
+    oldest_version: int = 0  # of the policy: turns of older weights do not count, where they are on record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ The caller sets `now_s` before it calls; without that the balancer decides the s
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -154,7 +155,7 @@ class Balancer:
         A higher version reported before was from before `withdraw_versions`.
         """
         if self._learner is not None:
-            self._learner.lengths.new_policy_version()
+            self._learner.new_policy_version()
         for replica in self.state.replicas.values():
             replica.policy_version = policy_version
             replica.reported_version = min(replica.reported_version, policy_version)
@@ -296,10 +297,20 @@ class Balancer:
                 self._park(rollout)
             else:
                 queued.append(rollout)
+        self._queue_by_draw(queued)
         for place, rollout in enumerate(queued):
             rollout.batch = (place, len(queued))
-            self.state.queue[rollout.load.rollout_id] = rollout
             self.rule.rollout_changed(rollout, Change.QUEUED)
+
+    def _queue_by_draw(self, newcomers: Sequence[Rollout]) -> None:
+        """They wait behind those of their draw; mostly that is behind all others."""
+        queue = self.state.queue
+        for rollout in newcomers:
+            queue[rollout.load.rollout_id] = rollout
+        in_line = [*queue.values()][-len(newcomers) - 1 :] if newcomers else []
+        if any(later.load.draw < earlier.load.draw for earlier, later in pairwise(in_line)):
+            for rollout in sorted(queue.values(), key=lambda rollout: rollout.load.draw):
+                queue.move_to_end(rollout.load.rollout_id)
 
     def _fits_nowhere(self, rollout: Rollout) -> bool:
         return self.rule.needed_tokens(rollout.load) > self.state.largest_open_tokens
@@ -386,9 +397,9 @@ class Balancer:
         return self._statistics.take(self.snapshot(), self.leaks(), self.now_s)
 
     def leaks(self) -> list[str]:
-        """What is not back to zero although no rollout is live; empty while one is."""
+        """Counters that disagree; once no rollout is live, also what is not back to zero."""
         if self.state.rollouts:
-            return []
+            return self.state.miscounted()
         return [*self.state.leaks(), *(self._learner.leaks() if self._learner else [])]
 
 

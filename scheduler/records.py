@@ -35,6 +35,7 @@ class RolloutLoad:
     context_tokens: int = 0  # prompt and response so far; 0 means a fresh rollout: the prompt alone
     generated_tokens: int = 0  # of those, what the policy sampled
     turn: int = 0  # turns finished
+    draw: int = 0  # the training step that waits for it: lower ones run first
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_response_tokens < 1 or self.max_turns < 1:

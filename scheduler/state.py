@@ -246,6 +246,7 @@ class State(Counters):
             context_tokens=min(max(report.context_tokens, load.context_tokens), load.worst_case_tokens),
             generated_tokens=generated,
             turn=max(report.turn, load.turn),
+            draw=load.draw,
         )
 
     # -- for people -----------------------------------------------------------------------------------------------
@@ -288,12 +289,18 @@ class State(Counters):
             replicas=tuple(replica.snapshot(reserved) for replica, reserved in replicas),
         )
 
+    def miscounted(self) -> list[str]:
+        """Counters that disagree."""
+        ended, live = self.finished + self.cancelled, len(self.rollouts)
+        if self.submitted == ended + live:
+            return []
+        return [
+            f"{self.submitted} submitted, but {ended} finished or cancelled" + (f" and {live} live" if live else "")
+        ]
+
     def leaks(self) -> list[str]:
         """Counters that disagree, and what is left, once no rollout is live."""
-        found: list[str] = []
-        ended = self.finished + self.cancelled
-        if self.submitted != ended:
-            found.append(f"{self.submitted} submitted, but {ended} finished or cancelled")
+        found = self.miscounted()
         for where, rollouts in (("queued", self.queue), ("parked", self.parked)):
             if rollouts:
                 found.append(f"{len(rollouts)} rollouts still {where}")

@@ -240,6 +240,8 @@ class LocalRollouts:
     policy: SkilledPolicy
     execute: AddingSandbox = field(default_factory=AddingSandbox)
     latest: frozenset[str] = frozenset()  # ids of the latest run, which the real part takes no second time
+    num_ended: int = 0
+    num_abandoned: int = 0  # calls
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
         ids = frozenset(request.rollout_id for request in requests)
@@ -256,7 +258,11 @@ class LocalRollouts:
                 yield DroppedRollout(rollout_id=request.rollout_id, group_id=request.group_id, reason=str(failed))
                 continue
             trajectory = await score(state, same_text)
+            self.num_ended += 1
             yield FinishedRollout(summary=trajectory.summary, ref=TrajectoryRef([trajectory], 0))
+
+    async def abandon(self) -> None:
+        self.num_abandoned += 1
 
 
 @dataclass
@@ -331,10 +337,11 @@ class FakeServices:
         self._policy, self._learner, self._published = policy, learner, published
         self._version: int | None = None
 
-    async def publish(self, policy_version: int) -> None:
+    async def publish(self, policy_version: int) -> int:
         if policy_version != self._version:
             self._policy.policy_version = self._version = policy_version
             self._published.append((policy_version, self._policy.skill, self._policy.slip, self._learner.steps))
+        return hash((self._policy.skill, self._policy.slip))
 
     async def record(
         self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False

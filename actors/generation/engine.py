@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import LoadMeter
 from actors.generation.served_adapter import ServedAdapter
-from actors.generation.vllm_private import cache_sizes
+from actors.generation.vllm_private import cache_sizes, refuse_without_prefix_salts
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap
@@ -65,7 +65,10 @@ class Engine:
         self._meter = LoadMeter()
         self._adapter = None if adapter is None else ServedAdapter(adapter, self.config.dtype)
         weights = model if adapter is None else Path(adapter.base)
-        self.weights = WeightSwap(self._vllm, self._meter, weights, self.config.answer_deadline_s, self._adapter)
+        self._staleness = config.staleness
+        keeps_kv = config.staleness > 0 and not self.config.recompute_kv
+        deadline_s = self.config.answer_deadline_s
+        self.weights = WeightSwap(self._vllm, self._meter, weights, deadline_s, self._adapter, keeps_kv=keeps_kv)
         self._facts: EngineFacts | None = None
 
     @property
@@ -79,7 +82,9 @@ class Engine:
         return tuple(process.pid for process in self._vllm.processes)
 
     async def start(self) -> EngineFacts:
-        """Start vLLM's processes. Raises `EngineError` where they do not come up."""
+        """Start vLLM's processes. Raises `EngineError` where they do not come up, or lack what the settings need."""
+        if self._staleness:
+            refuse_without_prefix_salts(self._staleness)
         llm = await self._vllm.start(self._meter.observe)
         await self._vllm.ask(llm.update_weight_version("0"), "name its first weights")
         if self._adapter is not None:
@@ -129,11 +134,13 @@ class Engine:
         max_tokens: int,
         seed: int,
         sampling: Sampling,
+        cache_salt: str = "",
     ) -> Completion:
         """Sample until the end-of-turn token, which the completion then includes, or until `max_tokens`.
 
         Log-probs are those of the distribution sampled from, temperature and top-p included. The prompt, the seed and
-        the weights decide the tokens.
+        the weights decide the tokens. `cache_salt`: cached KV of the prompt's prefixes is used where it was computed
+        under the same salt.
 
         Raises `ValueError` for a request that can never run, `EngineError` when the engine is gone.
         """
@@ -145,6 +152,8 @@ class Engine:
                 f"in a context of {self._facts.max_model_len}"
             )
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
+        if cache_salt:
+            prompt["cache_salt"] = cache_salt
         params = self._sampling_params(max_tokens, seed, sampling)
         outputs = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
         output = await self._vllm.ask(

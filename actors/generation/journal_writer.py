@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.agent.journal import TurnJournal, weights_of
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded
@@ -17,6 +17,8 @@ DISK_PATIENCE_S = 10.0
 """Longest wait for one write: reports to the balancer wait for it."""
 MAX_UNWRITTEN_BYTES = 2**28
 """Held in memory while the disk is slow; beyond it the disk counts as failed."""
+KEPT_VERSIONS = 16
+"""Whose checksums are remembered: more than a turn can be sampled by."""
 
 
 class JournalWriter:
@@ -34,20 +36,34 @@ class JournalWriter:
         self._reported = False  # that it fails
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="journal")  # its thread starts with the first write
         self._late: asyncio.Future[None] | None = None  # a write that took longer than `DISK_PATIENCE_S`
-        self._version, self._weights = 0, 0  # those of the model folder
+        self._served = {0: 0}  # checksum by version; those of the model folder
+        self._weights = 0  # of the newest
+        self._unnamed: list[tuple[RolloutState, RolloutState]] = []  # sampled by a version whose checksum is to come
 
     def serve(self, version: int, weights: int) -> None:
         """From now on this version samples the turns; `weights` is its checksum."""
-        self._version, self._weights = version, weights
+        self._served = {**{one: self._served[one] for one in [*self._served][-KEPT_VERSIONS:]}, version: weights}
+        self._weights = weights
         self._failed = False
+        unnamed, self._unnamed = self._unnamed, []
+        for before, after in unnamed:
+            self._add(before, after)
 
     def turn_finished(self, before: RolloutState, after: RolloutState) -> None:
         """Record the turn between two states; the next `flush` brings it to the disk.
 
-        Turns of a rollout that several versions sampled are not recorded: no single version samples them again.
+        A turn may end just before this learns the checksum of the version that sampled it: it is recorded then.
         """
-        if self._journal is not None and not self._failed and {*after.policy_versions} <= {-1, self._version}:
-            self._journal.add(before, after, self._weights)
+        if self._journal is not None and not self._failed and not self._add(before, after):
+            self._unnamed.append((before, after))
+
+    def _add(self, before: RolloutState, after: RolloutState) -> bool:
+        assert self._journal is not None
+        versions = after.policy_versions[len(before.policy_versions) :]
+        weights = weights_of(versions, self._served) if versions else self._weights
+        if weights is not None:
+            self._journal.add(before, after, weights)
+        return weights is not None
 
     def restarted(self, state: RolloutState) -> None:
         """The rollout restarts from its prompt: its earlier turns no longer count."""

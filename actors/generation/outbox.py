@@ -18,6 +18,7 @@ def rollout_load(state: RolloutState) -> RolloutLoad:
         context_tokens=prompt + len(state.response_ids),
         generated_tokens=sum(turn.num_tokens for turn in state.turns),
         turn=len(state.turns),
+        draw=request.draw,
     )
 
 

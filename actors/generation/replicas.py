@@ -62,13 +62,15 @@ class Replicas:
         node_away_s: float = math.inf,
         weights_deadline_s: float = CALL_DEADLINE_S,
         journal: Path | None = None,
+        several_versions: bool = False,
         meter: Meter = NO_METER,
         store_again: Callable[[int], Awaitable[Publication]] | None = None,
         turn: Turn = ANYTIME,
     ) -> None:
         """`silent_s`: how long a called actor may be silent before the watchdog restarts it. `node_away_s`: how long
         all replicas may be without a node. `weights_deadline_s`: longest a replica may take for new weights.
-        `journal`: the folder where workers keep what was sampled. `store_again`: puts the learner's weights into the
+        `journal`: the folder where workers keep what was sampled; `several_versions` as for
+        `RolloutClient`. `store_again`: puts the learner's weights into the
         object store, for a replica that missed a version. An engine starts in its `turn`."""
         self._turn = turn
         self._node_away_s = node_away_s
@@ -76,7 +78,14 @@ class Replicas:
         self._weights_deadline_s = weights_deadline_s
         self._call_deadline_s = CALL_DEADLINE_S + silent_s  # an actor that is stopped is killed first, and restarts
         self.workers: dict[str, Replica] = {}
-        self.rollouts = RolloutClient(balancer, chat, on_replica_lost=self._lost, journal=journal, silent_s=silent_s)
+        self.rollouts = RolloutClient(
+            balancer,
+            chat,
+            on_replica_lost=self._lost,
+            journal=journal,
+            several_versions=several_versions,
+            silent_s=silent_s,
+        )
         self._balancer = balancer
         self._watchdog = watchdog
         self._starting: asyncio.Task[None] | None = None
@@ -235,8 +244,8 @@ class Replicas:
         """Have every replica serve these weights; returns when all do. Those that were sent them do already."""
         await self.serving()
         self._published, self._stored = weights, None
-        self.rollouts.weights = weights.checksum
         version = weights.policy_version
+        self.rollouts.serves(version, weights.checksum)
         for name, reason in weights.failed.items():
             log.info(f"{name} did not take version {version} by {weights.way}: {reason}")
         for name, pulled in weights.took.items():

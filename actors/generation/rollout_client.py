@@ -28,6 +28,7 @@ from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
 from rstar_ray.run_dir.best_effort import best_effort
+from rstar_ray.run_dir.served_weights import read_weights
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 from scheduler.expected_kv.learned import Learned
 from scheduler.records import RolloutLoad
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _Submission = tuple[RolloutLoad, RolloutState]
+_Queue = asyncio.Queue[FinishedRollout | DroppedRollout | BaseException]
 
 ATTEMPT = "~"
 """Between a rollout's id and the number of its attempt, after everything submitted before was dropped."""
@@ -66,17 +68,22 @@ class RolloutClient:
         *,
         on_replica_lost: Callable[[str, Exception], Awaitable[None]],
         journal: Path | None = None,
+        several_versions: bool = False,
         silent_s: float = 0.0,
     ) -> None:
-        """`journal`: where the workers keep what was sampled. `on_replica_lost` is called for one that is gone, or
+        """`journal`: where the workers keep what was sampled. `several_versions`: a rollout may go on under newer
+        weights. `on_replica_lost` is called for one that is gone, or
         whose loops have failed. `silent_s`: how long a called actor may be silent before the watchdog kills it."""
-        self.weights = 0  # checksum of those that all workers serve; 0 for the model folder's
+        self._version, self._checksum = 0, 0  # of the weights that all workers serve; the model folder's
         self._journal = journal
+        self._several_versions = several_versions
         self._balancer = balancer
         self._chat = chat
         self._on_replica_lost = on_replica_lost
-        self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
+        self._open: dict[_Queue, frozenset[str]] = {}  # of each run that is under way, with its ids
+        self._queue_of: dict[str, _Queue] = {}  # by unfinished rollout
+        self._fault: BaseException | None = None  # until a run raises it
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
         self._attempt = 0  # grows when everything submitted is dropped
         self.num_ended = 0  # over the whole run
@@ -99,13 +106,26 @@ class RolloutClient:
         """Yield the result of each request once. Prompts above the context end here, as refused.
 
         Ids must be new. A result comes here before the balancer receives the rollout's end: the same id submitted
-        meanwhile would be taken for the old one and be lost, so an id of the latest run raises `ValueError`. Raises
-        `RStarError` where none of the first rollouts could be judged.
+        meanwhile would be taken for the old one and be lost, so an id of an open or the latest run raises `ValueError`.
+        Raises `RStarError` where none of the first rollouts could be judged.
         """
         ids = frozenset(request.rollout_id for request in requests)
-        if again := sorted(ids & self._latest):
+        if again := sorted(ids & self._latest.union(*self._open.values())):
             raise ValueError(f"rollout {again[0]!r} was submitted before; every rollout needs a new id")
         self._latest = ids
+        queue = _Queue()
+        self._open[queue] = ids
+        try:
+            async for done in self._run(requests, queue):
+                yield done
+        finally:
+            self._open.pop(queue, None)
+
+    async def _run(
+        self, requests: Sequence[RolloutRequest], queue: _Queue
+    ) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        if self._fault is not None:
+            queue.put_nowait(self._fault)
         fitting: dict[str, _Submission] = {}
         rules = {request.rollout_id: request.problem.reward for request in requests}
         prompts: dict[Problem, list[int]] = {}  # siblings share theirs; two sets may number their problems alike
@@ -121,10 +141,12 @@ class RolloutClient:
         kept = await self._journaled([state for _, state in fitting.values()])
         fitting |= {name: (rollout_load(state), state) for name, state in kept.items()}
         self._waiting |= fitting
+        self._queue_of |= dict.fromkeys(fitting, queue)
         await self._submit(list(fitting.values()))
         for _ in range(len(fitting)):
-            done = await self._finished.get()
+            done = await queue.get()
             if isinstance(done, BaseException):
+                self._fault = None
                 raise done
             done = self._as_requested(done)
             if isinstance(done, FinishedRollout):
@@ -169,19 +191,24 @@ class RolloutClient:
     async def _journaled(self, states: Sequence[RolloutState]) -> dict[str, RolloutState]:
         if self._journal is None:
             return {}
-        return await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT)
+        known = {row.version: row.checksum for row in read_weights(self._journal)} if self._several_versions else {}
+        known = {version: checksum for version, checksum in known.items() if version < self._version}
+        known[self._version] = self._checksum
+        return await asyncio.to_thread(journaled, self._journal, states, known, same=_ATTEMPT)
+
+    def serves(self, version: int, checksum: int) -> None:
+        """All workers serve these weights now. Turns that they, or earlier weights on record, sampled are kept."""
+        self._version, self._checksum = version, checksum
 
     async def abandon(self) -> None:
         """Drop everything unfinished: `run` may request the same rollouts again. Late results of the dropped ones
         have other names."""
         given_up = [*self._waiting]
         self._waiting.clear()
+        self._queue_of.clear()
+        self._open.clear()
         self._latest = frozenset()
         self._attempt += 1
-        ended = [self._finished.get_nowait() for _ in range(self._finished.qsize())]
-        for fault in ended:
-            if isinstance(fault, BaseException):
-                self._finished.put_nowait(fault)
         await self._ask(lambda b: b.cancel(given_up), f"taking back {len(given_up)} rollouts")
 
     def _named_apart(self, request: RolloutRequest) -> RolloutRequest:
@@ -237,7 +264,13 @@ class RolloutClient:
             self._balancer_died(fault)
 
     def _balancer_died(self, fault: Exception) -> None:
-        self._finished.put_nowait(RStarError(f"balancer: {last_line(fault)}"))
+        self._fail(RStarError(f"balancer: {last_line(fault)}"))
+
+    def _fail(self, fault: RStarError) -> None:
+        """Every run raises it; where none is open, the next."""
+        self._fault = fault
+        for queue in self._open:
+            queue.put_nowait(fault)
 
     # -- what the balancer has learned ------------------------------------------------------------------------------
     async def save_learned(self) -> None:
@@ -279,7 +312,7 @@ class RolloutClient:
         try:
             await self._read_until_lost(replica)
         except Exception as fault:  # nobody awaits a reader: `run` raises it
-            self._finished.put_nowait(RStarError(f"{replica.name}: {last_line(fault)}"))
+            self._fail(RStarError(f"{replica.name}: {last_line(fault)}"))
 
     async def _read_until_lost(self, replica: "Service[GenerationActor]") -> None:
         name, acknowledged = replica.name, 0
@@ -307,8 +340,8 @@ class RolloutClient:
                 return
             acknowledged = delivery.number
             for ended in delivery.rollouts(parts):
-                if self._ends(ended.rollout_id):
-                    self._finished.put_nowait(ended)
+                if self._ends(ended.rollout_id) and (queue := self._queue_of.pop(ended.rollout_id, None)) is not None:
+                    queue.put_nowait(ended)
 
     def _ends(self, rollout_id: str) -> bool:
         """False for a rollout that ended before: its worker was lost after finishing it."""

@@ -59,12 +59,27 @@ def cache_sizes(llm: "AsyncLLM") -> tuple[int, int, int]:
     return num_blocks - 1, block_size, attribute(llm, "vllm_config.model_config.max_model_len")  # vLLM keeps one block
 
 
-async def pause_decoding(llm: "AsyncLLM") -> None:
-    """Pause between two decode steps and empty the prefix cache; running requests stay and are computed again.
+async def pause_decoding(llm: "AsyncLLM", *, keep_kv: bool) -> None:
+    """Pause between two decode steps; running requests stay. Unless `keep_kv`, the prefix cache is emptied and they are
+    computed again.
 
     `AsyncLLM.pause_generation` does the same and then sleeps 20 ms, so that callers see the last outputs before.
     """
-    await attribute(llm, "engine_core.pause_scheduler_async")(mode="keep", clear_cache=True)
+    await attribute(llm, "engine_core.pause_scheduler_async")(mode="keep", clear_cache=not keep_kv)
+
+
+def refuse_without_prefix_salts(staleness: int) -> None:
+    """Raises `EngineError` where vLLM's prompts take no salt for their cached prefixes."""
+    try:
+        fields = attribute("vllm.inputs", "TokensPrompt.__annotations__")
+    except EngineError:
+        fields = {}
+    if "cache_salt" not in fields:
+        version = getattr(sys.modules.get("vllm"), "__version__", "(none)")
+        raise EngineError(
+            f"--staleness: vLLM {version} has no cache_salt, without which cached KV may be older than the bound (got "
+            f"{staleness}). Hint: install vLLM {VERSION}, or use --staleness 0"
+        )
 
 
 def expect_shutdown(llm: "AsyncLLM") -> None:

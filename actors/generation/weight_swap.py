@@ -55,8 +55,12 @@ class WeightSwap:
         model: Path,
         deadline_s: float,
         adapter: ServedAdapter | None = None,
+        *,
+        keeps_kv: bool = False,
     ) -> None:
-        """`deadline_s`: how long senders wait for an answer of an engine."""
+        """`deadline_s`: how long senders wait for an answer of an engine. `keeps_kv`: running requests and cached
+        prefixes keep the KV that earlier weights computed."""
+        self._keeps_kv = keeps_kv
         self._vllm = vllm
         self._meter = meter
         self._model = model
@@ -186,12 +190,12 @@ class WeightSwap:
         await asyncio.to_thread(refuse_other_parameters, self._model, entries, adapter)
 
     async def _pause(self, llm: "AsyncLLM") -> float:
-        """Pause decoding and drop all KV, so that none of the old weights' is read again; returns when.
+        """Pause decoding; returns when. Unless KV is kept, all of it is dropped and none of the old weights' is read
+        again.
 
-        A running request keeps its tokens and their log-probs. Its KV is computed again under the new weights, and its
-        tokens are then of several versions.
+        A running request keeps its tokens and their log-probs, and its tokens are then of several versions.
         """
-        await self._vllm.ask(pause_decoding(llm), "pause for new weights")
+        await self._vllm.ask(pause_decoding(llm, keep_kv=self._keeps_kv), "pause for new weights")
         return time.monotonic()
 
     async def _load(self, llm: "AsyncLLM", payload: dict[str, Any]) -> None:
@@ -206,7 +210,8 @@ class WeightSwap:
     async def _resume(self, llm: "AsyncLLM", version: int) -> float:
         if self._adapter is not None:  # after the model's weights: vLLM removes adapters with these
             await self._step(llm.add_lora(self._adapter.loading), "load an adapter")
-        self._meter.forgive_running()  # by now the statistics of the last step have come
+        if not self._keeps_kv:
+            self._meter.forgive_running()  # by now the statistics of the last step have come
         await self._vllm.ask(llm.resume_generation(), "go on after new weights")
         self.policy_version = version
         return time.monotonic()

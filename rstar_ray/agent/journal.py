@@ -2,7 +2,7 @@
 
 Each worker appends to its own file, one record per finished turn: the length and checksum of what follows, a line of
 JSON, and arrays. A record names the weights that sampled the turn and the tokens that it continues, from the prompt
-on. A reader accepts only a chain of records with the same weights, prompt, budgets and seed; of a rollout that
+on. A reader accepts only a chain of records with known weights and the same prompt, budgets and seed; of a rollout that
 restarted, only its latest start. A record torn by a crash ends its file. A turn under way is not recorded: it is
 sampled again from its own seed.
 """
@@ -15,7 +15,7 @@ import re
 import struct
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +28,8 @@ from rstar_ray.trajectory import Placement, StopReason, ToolMemory, ToolResult, 
 
 log = logging.getLogger(__name__)
 
+MAX_OPEN_FILES = 8
+"""Of one writer: the steps whose rollouts run at once, an evaluation among them."""
 _FRAME = struct.Struct("<II")  # length of what follows, and its CRC-32 starting from `_FORM`
 _PLAYED_FOR = re.compile(r"(?P<stage>\w+)/(?P<step>\d+)/|(?P<choice>\w+)/filter/|evaluate/(?P<evaluated>\w+)/")  # ids
 _COLUMNS = (("response_ids", "<i4"), ("loss_mask", "|b1"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
@@ -38,7 +40,7 @@ class TurnRecord:
     """One finished turn, from token `start` of the response on."""
 
     rollout_id: str
-    weights: int  # checksum of the weights that sampled it
+    weights: int  # checksum of the weights that sampled it; of several versions as `weights_of` combines them
     start: int
     continues: int  # CRC-32 of the request's settings, the prompt's tokens and the response's before `start`
     num_tokens: int  # 0 and no turns: the rollout restarts from its prompt
@@ -56,6 +58,19 @@ _FORM = zlib.crc32(
     repr([one.name for kind in (TurnRecord, Turn, ToolResult, ToolMemory, Placement) for one in fields(kind)]).encode()
 )
 """Files of a version with other fields are skipped, and so are the zeros that a power failure may leave."""
+
+
+def weights_of(versions: Iterable[int], known: Mapping[int, int]) -> int | None:
+    """The checksum of the weights that sampled a turn, by the versions of its tokens and the checksum of each version.
+
+    None where one of them is not known, or where nothing was sampled.
+    """
+    named = sorted({version for version in versions if version >= 0})
+    if not named or not known.keys() >= set(named):
+        return None
+    if len(named) == 1:
+        return known[named[0]]
+    return zlib.crc32(repr([(version, known[version]) for version in named]).encode())
 
 
 class TurnJournal:
@@ -141,9 +156,8 @@ class TurnJournal:
 
     def _file(self, folder: Path) -> BinaryIO:
         if folder not in self._files:
-            for file in self._files.values():
-                file.flush()
-            self._close_files()  # a new step begins when all rollouts of the last have ended
+            if len(self._files) >= MAX_OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()  # the oldest: its step has most likely ended
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{self._name}-{self._num_torn}" if self._num_torn else self._name
             self._files[folder] = (folder / f"{name}.turns").open("ab")
@@ -173,12 +187,17 @@ def evaluation_folder(stage: str) -> str:
 
 
 def journaled(
-    journal: Path, starts: Collection[RolloutState], weights: int, *, same: "re.Pattern[str] | None" = None
+    journal: Path,
+    starts: Collection[RolloutState],
+    known: Mapping[int, int],
+    *,
+    same: "re.Pattern[str] | None" = None,
 ) -> dict[str, RolloutState]:
-    """The rollouts of these that were started under these weights, at their last finished turn, by id.
+    """The rollouts of these that were started, at their last finished turn, by id.
 
-    `same` matches the part of an id that tells attempts at the same rollout apart. A file that cannot be read is
-    skipped with a warning.
+    Turns count that these weights sampled: `known` has the checksum of each policy version. A rollout with a token of
+    an older version than it requests starts from its prompt. `same` matches the part of an id that tells attempts at
+    the same rollout apart. A file that cannot be read is skipped with a warning.
     """
 
     def plain(rollout_id: str) -> str:
@@ -192,12 +211,30 @@ def journaled(
             try:
                 for record, columns in read(path):
                     name = plain(record.rollout_id)
-                    if record.weights == weights and name in wanted:
+                    if name in wanted and _sampled_by(record, columns, known):
                         chains.setdefault(name, _Chain()).add(record, columns)
             except OSError as failed:
                 log.warning("%s cannot be read (%s): its rollouts under way are sampled again", path, failed)
-    found = (chain.follow(wanted[name]) for name, chain in chains.items())
-    return {state.request.rollout_id: state for state in found if state.turns or state.restarts}
+    found = [chain.follow(wanted[name]) for name, chain in chains.items()]
+    return {
+        state.request.rollout_id: state
+        for state in found
+        if (state.turns or state.restarts) and _oldest(state) >= state.request.oldest_version
+    }
+
+
+def _sampled_by(record: TurnRecord, columns: bytes, known: Mapping[int, int]) -> bool:
+    """Whether known weights sampled it. A restart, which has no tokens, counts under any of them."""
+    if not record.num_tokens:
+        return record.weights in known.values()
+    offset = sum(np.dtype(kind).itemsize for name, kind in _COLUMNS if name != "policy_versions") * record.num_tokens
+    versions = np.frombuffer(columns, "<i4", record.num_tokens, offset)
+    return record.weights == weights_of(np.unique(versions).tolist(), known)
+
+
+def _oldest(state: RolloutState) -> int:
+    versions = [version for version in state.policy_versions if version >= 0]
+    return min(versions, default=state.request.oldest_version)
 
 
 class _Chain:

@@ -50,6 +50,7 @@ class GenerateFn(Protocol):
         max_tokens: int,
         seed: int,
         sampling: Sampling,
+        cache_salt: str = "",
     ) -> Completion: ...
 
 
@@ -166,6 +167,7 @@ async def play_turn(
         max_tokens=state.room_tokens,
         seed=derive_seed(request.seed, "turn", turn_number),
         sampling=request.sampling,
+        cache_salt=request.cache_salt,
     )
     generated_s = time.monotonic()
     reading = chat.read(completion.token_ids, after_tools=turn_number > 0)

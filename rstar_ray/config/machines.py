@@ -58,6 +58,9 @@ class EngineConfig:
     """torch.compile and graphs, on GPUs (enforce_eager is its opposite); the CPU never compiles"""
     block_size: MayChange[int] = 32
     """tokens in a block of KV; vLLM's kernels want a multiple of 16, those for CPUs of 32"""
+    recompute_kv: Annotated[MayChange[bool], not_with("staleness", 0)] = False
+    """with --staleness: after new weights, compute the contexts of running rollouts again, which costs prefill and
+    spares them KV of older weights"""
     num_threads: Annotated[MayChange[int], ON_CPUS, at_least(1)] = 1
     """CPU threads of an engine's rank; unused on GPUs"""
     vllm_metrics: MayChange[bool] = False

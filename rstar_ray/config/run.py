@@ -78,6 +78,9 @@ class RunConfig:
     """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
     prompts_per_step: Annotated[SameAnswers[int], OF_RL, at_least(1)] = 512
     """prompt groups of one step"""
+    staleness: Annotated[MayChange[int], OF_RL, at_least(0)] = 0
+    """training steps by which the weights that sample a token may be older than those that train on it: rollouts of so
+    many later steps run while a step waits, learns and publishes. 0 is synchronous (docs/async.md)"""
     drop_solved: Annotated[SameAnswers[bool], OF_RL] = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
     own_folder: Annotated[
@@ -107,6 +110,12 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_bounds("", self)
         check_gpus(self.engine, self.learner)
+        require(
+            not (self.staleness and self.algorithm.correction == "none"),
+            "--algorithm.correction",
+            f"none takes tokens of older weights for the newest's (got none with --staleness {self.staleness})",
+            "leave out --algorithm.correction, or give --staleness 0",
+        )
         context = self.engine.max_context_tokens
         for option, budget in (
             ("--rollout.max-response-tokens", self.rollout.max_response_tokens),
@@ -123,7 +132,7 @@ class RunConfig:
     def correction(self) -> Correction:
         """`--algorithm.correction` with `auto` resolved."""
         if self.algorithm.correction == "auto":
-            return "token" if self.learner.dtype == "bfloat16" else "none"
+            return "token" if self.learner.dtype == "bfloat16" or self.staleness else "none"
         return self.algorithm.correction
 
     @property

@@ -128,7 +128,7 @@ def ledger_data(run: RunRecord, ledger: Sequence[Row]) -> dict[str, Any]:
         "statuses": list(RolloutStatus),
         "steps": [
             [row["stage"], row["step"], starts.get(row["stage"], 0) + row["step"], row["rollouts"]]
-            + [row[status] for status in RolloutStatus]
+            + [row.get(status, 0) for status in RolloutStatus]
             for row in ledger
         ],
         "stages": {stage: stage_title(stage) for stage in {row["stage"] for row in ledger}},
@@ -154,7 +154,7 @@ def ids_of(row: Row) -> dict[str, dict[str, int]]:
     """By group the status's number of each sibling: `{"3-gcd-17": {"0": 0, "1": 2}}`."""
     groups: dict[str, dict[str, int]] = {}
     for number, status in enumerate(RolloutStatus):
-        for rollout_id in row["ids"][status]:
+        for rollout_id in row["ids"].get(status, ()):
             group, _, sibling = rollout_id.rpartition("/")
             groups.setdefault(group, {})[sibling] = number
     return groups

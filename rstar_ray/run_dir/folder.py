@@ -54,7 +54,8 @@ class Checkpoint:
 _held: set[Path] = set()
 """By this process: a lock on a file keeps out whoever opens it again, in the same process too."""
 
-ADDED_TO_ALGORITHM = {"advantage": "group", "loss": "clipped"}
+ADDED = {"staleness": 0}
+ADDED_TO_BRANCH = {"algorithm": {"advantage": "group", "loss": "clipped"}, "engine": {"recompute_kv": False}}
 """Settings that earlier versions did not have, with the values of what they did."""
 
 
@@ -413,8 +414,12 @@ def refuse_damaged_end(end: Checkpoint) -> None:
 
 def with_added_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a stage, with those that its version did not have."""
-    algorithm = config.get("algorithm")
-    return {**config, "algorithm": {**ADDED_TO_ALGORITHM, **algorithm}} if isinstance(algorithm, dict) else {**config}
+    branches = {
+        name: {**added, **branch}
+        for name, added in ADDED_TO_BRANCH.items()
+        if isinstance(branch := config.get(name), dict)
+    }
+    return {**(ADDED if "algorithm" in branches else {}), **config, **branches}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

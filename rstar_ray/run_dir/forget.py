@@ -12,7 +12,7 @@ from rstar_ray.stages import STAGES
 
 log = logging.getLogger(__name__)
 
-TABLES = ("metrics.jsonl", "ledger.jsonl", "evaluations.jsonl")
+TABLES = ("metrics.jsonl", "ledger.jsonl", "evaluations.jsonl", "journal/weights.jsonl")
 """With a row for each step, or some of them."""
 
 

@@ -24,6 +24,11 @@ class RolloutStatus(StrEnum):
     EQUAL_REWARDS = "in_equal_groups"
     LEFT_OUT = "left_out"
     DROPPED = "dropped"
+    ABANDONED = "abandoned"  # of a draw behind the step at which its stage ended early
+
+
+ALWAYS = tuple(status for status in RolloutStatus if status is not RolloutStatus.ABANDONED)
+"""The statuses that every row has. `abandoned` is in the rows that have such rollouts, by their whole ids."""
 
 
 def append_ledger(
@@ -36,9 +41,9 @@ def append_ledger(
     advantages: Mapping[str, float],
 ) -> None:
     """Append a step's row: statuses by rollout id, reasons of those left out or dropped, and advantages."""
-    by_status: dict[str, list[str]] = {status: [] for status in RolloutStatus}
+    by_status: dict[str, list[str]] = {status: [] for status in ALWAYS}
     for rollout_id, status in statuses.items():
-        by_status[status].append(rollout_id.removeprefix(f"{stage}/{step}/"))
+        by_status.setdefault(status, []).append(rollout_id.removeprefix(f"{stage}/{step}/"))
     append_row(
         run_path / LEDGER,
         {
@@ -74,18 +79,20 @@ def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -
 
     `reached`: by stage, the step up to which all rows must be there.
     """
-    table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *RolloutStatus)
+    table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *ALWAYS)
     table.read()
     rows, found = table.rows, list(table.faults)
     steps: dict[str, list[int]] = {stage: [] for stage in reached or {}}
     for row in rows:
         name = f"{LEDGER}: {row['stage']} step {row['step']}"
         steps.setdefault(row["stage"], []).append(row["step"])
-        ids = [rollout_id for status in RolloutStatus for rollout_id in row["ids"][status]]
+        ids = [rollout_id for status in RolloutStatus for rollout_id in row["ids"].get(status, ())]
         if len(ids) != len(set(ids)):
             twice = next(rollout_id for rollout_id in ids if ids.count(rollout_id) > 1)
             found.append(f"{name}: {twice} has two statuses")
-        if len(ids) != row["rollouts"] or any(len(row["ids"][status]) != row[status] for status in RolloutStatus):
+        if len(ids) != row["rollouts"] or any(
+            len(row["ids"].get(status, ())) != row.get(status, 0) for status in RolloutStatus
+        ):
             found.append(f"{name}: {row['rollouts']} rollouts do not add up")
         if unexplained := sorted(
             {*row["ids"][RolloutStatus.DROPPED], *row["ids"][RolloutStatus.LEFT_OUT]} - row["reasons"].keys()
@@ -98,6 +105,10 @@ def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -
             lost = range(len(logged) + 1, reached[stage] + 1)
             found.append(f"{LEDGER}: {stage} has no row of step {_named(lost)}, which the run has gone through")
     if rows and not found:
-        totals = ", ".join(f"{sum(row[status] for row in rows):,} {status}" for status in RolloutStatus)
+        totals = ", ".join(
+            f"{count:,} {status}"
+            for status in RolloutStatus
+            if (count := sum(row.get(status, 0) for row in rows)) or status in ALWAYS
+        )
         log.info(f"ledger: {sum(row['rollouts'] for row in rows):,} rollouts in {len(rows)} steps: {totals}")
     return found

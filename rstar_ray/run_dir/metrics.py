@@ -74,6 +74,7 @@ def step_metrics(
     left_out_ids: Collection[str] = (),
     seconds: Mapping[str, float],
     update: UpdateResult | None,
+    staleness: int = 0,
 ) -> StepMetrics:
     """The metrics of an RL step with all its rollouts in `summaries`.
 
@@ -93,6 +94,7 @@ def step_metrics(
     if calls_in_correct:
         errors = {"tool_error_rate_correct": sum(summary.num_failed for summary in correct) / calls_in_correct}
     rollout_s = seconds["rollout_s"]
+    sampling_s = seconds["step_s"] if staleness else rollout_s  # with a staleness engines sample all the time
     seconds = {**seconds, **share_rollout_time(rollout_s, summaries)}
     values: dict[str, float] = {
         "reward_mean": _mean([summary.reward for summary in summaries]),
@@ -112,7 +114,7 @@ def step_metrics(
         "rollouts": len(summaries),
         "trained_trajectories": len(kept - set(left_out_ids)),
         "tokens_generated": tokens_generated,
-        "tokens_per_s": tokens_generated / rollout_s if rollout_s > 0 else 0.0,
+        "tokens_per_s": tokens_generated / sampling_s if sampling_s > 0 else 0.0,
         "restarts": sum(summary.restarts for summary in summaries),
         "judge_retries": sum(summary.judge_retries for summary in summaries),
         "policy_version": policy_version,

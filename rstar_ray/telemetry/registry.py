@@ -236,7 +236,7 @@ PROCESS_METRICS: tuple[Metric, ...] = (
     *_counters(
         "driver",
         ("stage", "status"),
-        ledger_rollouts="rollouts by status: trained, resampled_away, in_equal_groups, left_out, dropped",
+        ledger_rollouts="rollouts by status: trained, resampled_away, in_equal_groups, left_out, dropped, abandoned",
     ),
     # -- replicas, each by its own worker
     *_gauges(

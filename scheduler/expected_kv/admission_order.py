@@ -1,4 +1,5 @@
-"""The order of admission: interrupted rollouts, probes of every group, the longest-expected; sometimes the oldest."""
+"""The order of admission: the lowest draw, and in it interrupted rollouts, probes of every group, the longest-expected;
+sometimes the oldest."""
 
 import heapq
 from collections import OrderedDict, deque
@@ -18,8 +19,8 @@ class AdmissionOrder:
 
     def __init__(self, lengths: Lengths) -> None:
         self._lengths = lengths
-        self._ranked: list[tuple[int, float, int, Group]] = []  # heap: probes done, minus expected length, tie
-        self._resumed: OrderedDict[str, Rollout] = OrderedDict()
+        self._ranked: list[tuple[int, int, float, int, Group]] = []  # heap: draw, probes done, minus length, tie
+        self._resumed: OrderedDict[str, Rollout] = OrderedDict()  # by draw
         self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
         self.taken = 0
 
@@ -32,7 +33,11 @@ class AdmissionOrder:
             group.fresh[load.rollout_id] = rollout
             self._arrivals.append(rollout)
         else:
+            behind = next(reversed(self._resumed.values()), None)
             self._resumed[load.rollout_id] = rollout
+            if behind is not None and behind.load.draw > load.draw:
+                for other in sorted(self._resumed.values(), key=lambda waiting: waiting.load.draw):
+                    self._resumed.move_to_end(other.load.rollout_id)
 
     def remove(self, rollout: Rollout) -> None:
         """It waits no longer: it runs on a replica, or was cancelled."""
@@ -47,7 +52,7 @@ class AdmissionOrder:
     def rank(self) -> None:
         """Sort groups by their expected length."""
         self._ranked = [
-            (min(group.started, PROBES), -self._expected(group), tie, group)
+            (group.draw, min(group.started, PROBES), -self._expected(group), tie, group)
             for tie, group in enumerate(self._lengths.groups.values())
             if group.fresh
         ]
@@ -69,17 +74,23 @@ class AdmissionOrder:
         return demand_H
 
     def next(self) -> Rollout | None:
-        if self._resumed:
-            return next(iter(self._resumed.values()))
-        if self.taken % OLDEST_EVERY == OLDEST_EVERY - 1:
-            while self._arrivals:
-                rollout = self._arrivals[0]
-                if rollout.replica is None and rollout.length_row >= 0:
-                    return rollout
-                self._arrivals.popleft()
-        while self._ranked and not self._ranked[0][3].fresh:
+        while self._ranked and not self._ranked[0][-1].fresh:
             heapq.heappop(self._ranked)
-        return next(iter(self._ranked[0][3].fresh.values())) if self._ranked else None
+        draw = self._ranked[0][0] if self._ranked else None
+        resumed = next(iter(self._resumed.values()), None)
+        if resumed is not None and (draw is None or resumed.load.draw <= draw):
+            return resumed
+        if self.taken % OLDEST_EVERY == OLDEST_EVERY - 1 and (oldest := self._oldest()) and oldest.load.draw == draw:
+            return oldest
+        return next(iter(self._ranked[0][-1].fresh.values())) if self._ranked else None
+
+    def _oldest(self) -> Rollout | None:
+        while self._arrivals:
+            rollout = self._arrivals[0]
+            if rollout.replica is None and rollout.length_row >= 0:
+                return rollout
+            self._arrivals.popleft()
+        return None
 
     def take(self, rollout: Rollout) -> None:
         """It starts now."""
@@ -89,7 +100,7 @@ class AdmissionOrder:
         group = self._lengths.group_of(rollout)
         del group.fresh[rollout.load.rollout_id]
         group.started += 1
-        if self._ranked and self._ranked[0][3] is group:
-            _, length, tie, _ = heapq.heappop(self._ranked)
+        if self._ranked and self._ranked[0][-1] is group:
+            draw, _, length, tie, _ = heapq.heappop(self._ranked)
             if group.fresh:
-                heapq.heappush(self._ranked, (min(group.started, PROBES), length, tie, group))
+                heapq.heappush(self._ranked, (draw, min(group.started, PROBES), length, tie, group))

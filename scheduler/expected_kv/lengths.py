@@ -9,7 +9,7 @@ its prompt.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,6 +35,15 @@ class FreshRows:
     length_G: Floats  # expected response tokens
 
 
+@dataclass(slots=True)
+class DrawCount:
+    """The rollouts of one draw."""
+
+    live: int = 0
+    seen: int = 0
+    prompt_tokens: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Budgets:
     """Rollouts under one pair of budgets (response tokens and turns), which have their own estimate."""
@@ -42,9 +51,10 @@ class Budgets:
     estimate: LengthEstimate
     sampled_tokens: float  # by rollouts that have ended, ...
     response_tokens: float  # ... and what their responses held, tools' text included
-    live: int = 0  # rollouts of this step that have not ended, ...
-    seen: int = 0  # ... and all of them, ...
+    live: int = 0  # rollouts that have not ended, ...
+    seen: int = 0  # ... and all of their draws, ...
     prompt_tokens: int = 0  # ... each with its prompt
+    draws: dict[int, "DrawCount"] = field(default_factory=dict[int, "DrawCount"])  # with a live rollout
     fresh: FreshRows | None = None  # of the groups known at the last refresh
 
     @property
@@ -52,13 +62,25 @@ class Budgets:
         """Response tokens for each sampled one."""
         return max(1.0, self.response_tokens / self.sampled_tokens)
 
-    def came(self, prompt_tokens: int) -> None:
-        """A rollout; a step begins with the first of them."""
-        if not self.live:
-            self.seen = self.prompt_tokens = 0
+    def came(self, draw: int, prompt_tokens: int) -> None:
+        """A rollout of this draw."""
+        count = self.draws.setdefault(draw, DrawCount())
+        count.live += 1
+        count.seen += 1
+        count.prompt_tokens += prompt_tokens
         self.live += 1
         self.seen += 1
         self.prompt_tokens += prompt_tokens
+
+    def went(self, draw: int) -> None:
+        """A rollout of this draw is not live any more; a draw counts until its last is not."""
+        count = self.draws[draw]
+        count.live -= 1
+        self.live -= 1
+        if not count.live:
+            del self.draws[draw]
+            self.seen -= count.seen
+            self.prompt_tokens -= count.prompt_tokens
 
     def ended(self, sampled_tokens: float, response_tokens: float) -> None:
         self.sampled_tokens += sampled_tokens
@@ -77,8 +99,9 @@ def rows(size_NH: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floa
 class Group:
     """One prompt group: its waiting rollouts, how many have started, and on which replicas they are."""
 
-    def __init__(self, budgets: Budgets, index: int, prompt_tokens: int) -> None:
+    def __init__(self, budgets: Budgets, index: int, prompt_tokens: int, draw: int = 0) -> None:
         self.budgets = budgets
+        self.draw = draw
         self.index = index  # in the estimate
         self.prompt_tokens = prompt_tokens
         self.fresh: OrderedDict[str, Rollout] = OrderedDict()
@@ -109,11 +132,11 @@ class Lengths:
                 self.stale()
             budgets = self._budgets_of(load.max_response_tokens, load.max_turns)
             index = budgets.estimate.add_group(load.group_id)
-            group = self.groups[load.group_id] = Group(budgets, index, load.prompt_tokens)
+            group = self.groups[load.group_id] = Group(budgets, index, load.prompt_tokens, load.draw)
         if rollout.length_row < 0:
             rollout.length_row = group.budgets.estimate.start(group.index, load.generated_tokens)
             group.live += 1
-            group.budgets.came(load.prompt_tokens)
+            group.budgets.came(load.draw, load.prompt_tokens)
         return group
 
     def group_of(self, rollout: Rollout) -> Group:
@@ -172,7 +195,8 @@ class Lengths:
         self._renumber()
 
     def new_policy_version(self) -> None:
-        """The weights changed: known lengths fade."""
+        """The weights changed: known lengths fade, and what was observed under the old ones delays no learning."""
+        self._observed = 0
         for budgets in self._budgets.values():
             budgets.estimate.forget_finished()
         known = {
@@ -207,7 +231,7 @@ class Lengths:
         group = self.group_of(rollout)
         rollout.length_row = -1
         group.live -= 1
-        group.budgets.live -= 1
+        group.budgets.went(rollout.load.draw)
         if group.live == 0:
             del self.groups[rollout.load.group_id]
 

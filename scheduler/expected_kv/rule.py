@@ -24,6 +24,7 @@ class ExpectedKV(PlacementRule):
         self.caution = caution
         self.lengths = Lengths(state)
         self._step_demand_tokens = inf  # KV that this step was expected to need when it began
+        self._step_begins = True
         self._order = AdmissionOrder(self.lengths)
         self._room = Room(state, self.lengths, self.caution)
         self._moves = Moves(state, self.lengths, self._room, caution)
@@ -49,7 +50,8 @@ class ExpectedKV(PlacementRule):
             return None
         capacity = sum(replica.kv_capacity_tokens for replica in self.state.open())
         demand = self.lengths.whole_demand_tokens()  # falls for a while when the first end, the short ones
-        if not any(replica.residents for replica in self.state.replicas.values()):
+        if self._step_begins or not any(replica.residents for replica in self.state.replicas.values()):
+            self._step_begins = False
             self._step_demand_tokens = demand
         if max(self._step_demand_tokens, demand) <= ROOMY_SHARE * capacity:
             return ROOMY_Z
@@ -84,6 +86,11 @@ class ExpectedKV(PlacementRule):
             self._moves.arrived(rollout)
             self.caution.ended()
         self._room.measure(replica)
+
+    def new_policy_version(self) -> None:
+        """The weights changed, and a step has ended: the rollouts that are live now are the next ones'."""
+        self.lengths.new_policy_version()
+        self._step_begins = True
 
     def replicas_changed(self) -> None:
         self._room.replicas_changed()

@@ -1,5 +1,7 @@
 """The worker with fakes in place of engine, balancer and sandbox; no Ray."""
 
+# pyright: reportPrivateUsage=false
+
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -112,12 +114,8 @@ class HeldEngine(FakeEngine):
 
 
 def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) -> GenerationWorker:
-    return GenerationWorker(
-        name,
-        max_running=64,
-        balancer=Local(balancer),
-        **{"engine": FakeEngine(), "chat": WorkerChat(), "tools": PlainTools(), "judge": same_text, **parts},
-    )
+    settings: dict[str, Any] = {"engine": FakeEngine(), "chat": WorkerChat(), "tools": PlainTools(), "judge": same_text}
+    return GenerationWorker(name, max_running=64, balancer=Local(balancer), **{**settings, **parts})
 
 
 def requests(count: int) -> list[RolloutRequest]:
@@ -397,7 +395,7 @@ async def test_nobody_goes_on_with_what_a_rollout_had_before_it_began_again(tmp_
         while engine.turns < 3:
             await asyncio.sleep(0.01)
     start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    assert journaled(tmp_path, [start], 0) == {wanted.rollout_id: replace(start, restarts=1)}
+    assert journaled(tmp_path, [start], {0: 0}) == {wanted.rollout_id: replace(start, restarts=1)}
     await one.close()
 
 
@@ -453,7 +451,7 @@ async def test_the_environments_reward_for_a_rollout_that_a_limit_ended_is_deliv
     tools = Counted()
     start, end = await played_in_environment(tools, tmp_path)
     assert (end.stop_reason, end.reward, tools.ends) == (StopReason.MAX_TURNS, 2.0, [StopReason.MAX_TURNS])
-    (found,) = journaled(tmp_path, [start], 0).values()
+    (found,) = journaled(tmp_path, [start], {0: 0}).values()
     assert (found.stop_reason, found.reward) == (StopReason.MAX_TURNS, 2.0)
 
 

@@ -36,24 +36,27 @@ def after(state: RolloutState, *versions: int) -> RolloutState:
     )
 
 
-async def test_a_turn_that_a_swap_of_weights_falls_into_counts_for_neither_version(tmp_path: Path):
-    """Nor do the turns after it. One may end before the worker hears of the new version."""
+async def test_a_turn_that_several_versions_sampled_counts_where_all_of_their_weights_are_known(tmp_path: Path):
+    """A turn may end before the worker hears of the new version."""
     writer = JournalWriter(TurnJournal(tmp_path, "generation/0-a"))
     writer.serve(3, 7)
+    ends: dict[str, RolloutState] = {}
     for name, versions, served in (("0", (3, 3, 4, 4), False), ("1", (4, 4), False), ("2", (3, 4), True)):
         if served:
             writer.serve(4, 8)
         first = start(f"stage1/12/{name}")
         second = after(first, *versions)
+        ends[f"stage1/12/{name}"] = third = after(second, 4, 4)
         writer.turn_finished(first, second)
-        writer.turn_finished(second, after(second, 4, 4))
+        writer.turn_finished(second, third)
     await writer.flush()
-    starts = [start(f"stage1/12/{name}") for name in "012"]
-    assert journaled(tmp_path, starts, 7) == {} and journaled(tmp_path, starts, 8) == {}
-    fresh = start("stage1/12/3")
-    writer.turn_finished(fresh, after(fresh, 4, 4))
-    await writer.flush()
-    assert journaled(tmp_path, [fresh], 8) == {"stage1/12/3": after(fresh, 4, 4)}
+    starts = [start(name) for name in ends]
+    assert journaled(tmp_path, starts, {3: 7, 4: 8}) == ends
+    assert [*journaled(tmp_path, starts, {4: 8})] == ["stage1/12/1"]
+    for other in ({3: 7}, {3: 9, 4: 8}, {3: 7, 4: 9}):
+        assert not {"stage1/12/0", "stage1/12/2"} & journaled(tmp_path, starts, other).keys()
+    old = [replace(state, request=replace(state.request, oldest_version=4)) for state in starts]
+    assert [*journaled(tmp_path, old, {3: 7, 4: 8})] == ["stage1/12/1"]
     await writer.close()
 
 
@@ -88,5 +91,5 @@ async def test_a_slow_disk_is_not_waited_for_and_has_everything_once_it_answers(
         await asyncio.sleep(0.01)
         await writer.flush()
     assert caplog.messages[1:] == ["runs/x/journal is written again"] and journal.unwritten_bytes == 0
-    assert [*journaled(tmp_path, starts, 7)] == ["stage1/12/0", "stage1/12/1"]
+    assert [*journaled(tmp_path, starts, {3: 7})] == ["stage1/12/0", "stage1/12/1"]
     await writer.close()

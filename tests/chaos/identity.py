@@ -3,6 +3,9 @@
 Two runs of the same command: one alone, and one whose driver is ended by SIGKILL at random moments and started again.
 Every step's row (without times), every rollout's status and tokens, and the weights of the last checkpoint must be
 equal. What each kill cost is printed: steps done again, and seconds until the run had caught up.
+
+With `--staleness` above 0 no run is alone: steps that had ended before a kill must be repeated to the same rows, tokens
+and weights, and what comes after is sampled as it comes (docs/determinism.md).
 """
 
 import argparse
@@ -13,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from rstar_ray.checkpointing import BALANCER_STATE
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER
+from rstar_ray.run_dir.served_weights import read_weights
 from tests.chaos.run import REPOSITORY, Run, make_policy
 
 UNSTABLE = ("balancer", "longest", "publish/", "memory_bytes/", "restarts", "judge_retries")
@@ -69,8 +74,29 @@ def _ended(run: Run, steps: int) -> bool:
     return run.steps() == steps and (run.driver is None or run.driver.poll() is not None)
 
 
-def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float) -> list[dict[str, Any]]:
-    """Kill the driver so many times over the run; what each cost."""
+Ended = dict[str, Any]
+"""What is on record of steps that have ended, by table and step."""
+
+
+def ended(run: Run) -> Ended:
+    """Rows, statuses, tokens and checksums of the steps that the record of served weights says have ended."""
+    weights = {row.step: row for row in read_weights(RunDir(run.path).journal_path)}
+    tables = {
+        "row": [deterministic(row) for row in run.rows()],
+        "ledger": read_rows(run.path / LEDGER),
+        "weights": [asdict(row) for row in weights.values() if row.step],
+    }
+    found = {f"{name} {row['step']}": row for name, rows in tables.items() for row in rows if row["step"] in weights}
+    for token_row in _tokens(run):
+        if token_row["rollout"][1] in weights and "evaluate/" not in token_row["rollout"][2]:
+            found[f"tokens {token_row['rollout']}"] = token_row
+    return found
+
+
+def play(
+    run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float, before: list[Ended] | None = None
+) -> list[dict[str, Any]]:
+    """Kill the driver so many times over the run; what each cost. `before` takes what had ended at each kill."""
     costs: list[dict[str, Any]] = []
     for kill in range(kills):
         at_least = steps * kill // kills  # spread over the run
@@ -85,6 +111,8 @@ def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float)
         run.driver.send_signal(signal.SIGKILL)
         run.driver.wait(20)
         reached = run.steps()  # it may have ended one more just before
+        if before is not None:
+            before.append(ended(run))
         run.keep_up()
         if not run.wait(lambda reached=reached: run.steps() > reached or _ended(run, steps), over_s):
             raise TimeoutError(f"the run did not come back after kill {kill + 1}")
@@ -97,6 +125,28 @@ def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float)
     return costs
 
 
+def repeats_ended_steps(options: argparse.Namespace, folder: Path, policy: Path) -> int:
+    """Whether steps that had ended at a kill end the same way in the run that goes on."""
+    recorded = ("--checkpoint.trajectories-every-steps", "1", "--checkpoint.every-steps", "6")
+    ahead = ("--staleness", str(options.staleness), "--evaluate.every-steps", "0")
+    run, before = Run(folder / "killed", policy, steps=options.steps, options=(*recorded, *ahead)), list[Ended]()
+    try:
+        run.start()
+        rng = random.Random(options.seed)
+        costs = play(run, options.kills, rng, steps=options.steps, over_s=options.over_s, before=before)
+        whole = finish(run, options.steps, options.over_s + 20 * options.steps)
+    finally:
+        run.end()
+    after = ended(run)
+    compared = [(name, was, after.get(name)) for one in before for name, was in one.items()]
+    differing = [(name, was, now) for name, was, now in compared if was != now]
+    print("\n".join(json.dumps(one)[:600] for one in differing[:3]))
+    lost = max((cost["steps_lost"] for cost in costs), default=0)
+    found = {"steps": options.steps, "staleness": options.staleness, "kills": len(costs), "compared": len(compared)}
+    print(json.dumps(found | {"that_differ": len(differing), "ended": whole, "most_steps_lost": lost}))
+    return 0 if whole and lost and compared and not differing else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=80)
@@ -105,9 +155,12 @@ def main() -> int:
     parser.add_argument("--over-s", type=float, default=300.0)
     parser.add_argument("--folder", default="")
     parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"))
+    parser.add_argument("--staleness", type=int, default=0)
     options = parser.parse_args()
     folder = Path(options.folder or tempfile.mkdtemp(prefix="identity-")).absolute()
     policy = make_policy(Path(options.policy))
+    if options.staleness:
+        return repeats_ended_steps(options, folder, policy)
     recorded = ("--checkpoint.trajectories-every-steps", "1")
     alone, killed = (Run(folder / name, policy, steps=options.steps, options=recorded) for name in ("alone", "killed"))
     try:
@@ -117,7 +170,7 @@ def main() -> int:
             return 1
         killed.start()
         costs = play(killed, options.kills, random.Random(options.seed), steps=options.steps, over_s=options.over_s)
-        ended = finish(killed, options.steps, options.over_s + 20 * options.steps)
+        whole = finish(killed, options.steps, options.over_s + 20 * options.steps)
     finally:
         for run in (alone, killed):
             run.end()
@@ -126,9 +179,9 @@ def main() -> int:
     print("\n".join(json.dumps(pair)[:600] for pair in differing[:3]))
     same_weights = weights(alone) == weights(killed)
     found = {"steps": options.steps, "kills": len(costs), "rows_that_differ": len(differing)}
-    found |= {"same_bytes": same_weights, "ended": ended, "most_steps_lost": max(c["steps_lost"] for c in costs)}
+    found |= {"same_bytes": same_weights, "ended": whole, "most_steps_lost": max(c["steps_lost"] for c in costs)}
     print(json.dumps(found))
-    return 0 if ended and same_weights and not differing else 1
+    return 0 if whole and same_weights and not differing else 1
 
 
 if __name__ == "__main__":

@@ -154,11 +154,11 @@ def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
         append_ledger(path, statuses, stage="stage1", step=step, reasons=reasons, advantages={})
     ledger = read_ledger(read_run(path))
     data = ledger_data(read_run(path), ledger)
-    assert data["steps"][1] == ["stage1", 2, 2, 6, 2, 1, 1, 1, 1]
+    assert data["steps"][1] == ["stage1", 2, 2, 7, 2, 1, 1, 1, 1, 1]
     assert data["lost"][0] == ["stage1", 2, "0-p/4", "dropped", "no sandbox"] and data["num_lost"] == 4
     packed = ledger_ids(ledger)
     assert list(packed) == ["stage1/2", "stage1/1"]
     assert json.loads(zlib.decompress(packed["stage1/1"])) == ids_of(ledger[0]) == {
-        "0-p": {"0": 0, "5": 0, "1": 1, "2": 2, "3": 3, "4": 4}
+        "0-p": {"0": 0, "6": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5": 5}
     }  # fmt: skip
     assert statuses_by_step(ledger)["stage1", 1].statuses["0-p/1"] == RolloutStatus.RESAMPLED_AWAY

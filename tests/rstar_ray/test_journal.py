@@ -46,7 +46,7 @@ async def test_a_rollout_is_read_again_at_its_last_finished_turn_to_the_token(tm
     assert len(states) == 3
     for count in (1, 2, 3):
         write(tmp_path / str(count), states[:count])
-        assert journaled(tmp_path / str(count), [start()], 7) == {"stage1/12/0-p/3": states[count - 1]}
+        assert journaled(tmp_path / str(count), [start()], {0: 7}) == {"stage1/12/0-p/3": states[count - 1]}
 
 
 async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_path: Path):
@@ -56,7 +56,7 @@ async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_pat
     second = TurnJournal(tmp_path, "generation/1-b")
     second.add(others[0], others[1], 7)
     second.close()
-    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
+    assert journaled(tmp_path, [start()], {0: 7}) == {"stage1/12/0-p/3": states[0]}
 
 
 async def test_a_torn_or_damaged_record_ends_its_file(tmp_path: Path):
@@ -67,12 +67,12 @@ async def test_a_torn_or_damaged_record_ends_its_file(tmp_path: Path):
     found: list[int] = []
     for length in range(0, len(whole) + 1, 7):
         file.write_bytes(whole[:length])
-        kept = journaled(tmp_path, [start()], 7)
+        kept = journaled(tmp_path, [start()], {0: 7})
         found.append(len(kept["stage1/12/0-p/3"].turns) if kept else 0)
     assert found == sorted(found) and set(found) == {0, 1, 2} | {found[-1]}
     for position in range(0, len(whole), 97):
         file.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
-        for kept_state in journaled(tmp_path, [start()], 7).values():
+        for kept_state in journaled(tmp_path, [start()], {0: 7}).values():
             assert kept_state in states
 
 
@@ -100,7 +100,7 @@ async def test_what_follows_a_write_that_failed_is_not_put_behind_its_torn_end(t
     journal.add(start(), states[0], 7)
     assert journal.has_unwritten
     journal.flush()
-    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
+    assert journaled(tmp_path, [start()], {0: 7}) == {"stage1/12/0-p/3": states[0]}
     journal.close()
 
 
@@ -108,7 +108,7 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
     states = [replace(state, restarts=1, reward=0.5) for state in await played(start())]
     states = [replace(state, memories={"notes": ToolMemory(calls=3, snapshot="a b")}) for state in states]
     write(tmp_path, states)
-    (found,) = journaled(tmp_path, [start()], 7).values()
+    (found,) = journaled(tmp_path, [start()], {0: 7}).values()
     assert (found.memories, found.reward, found.restarts) == (states[-1].memories, 0.5, 1)
 
 
@@ -116,8 +116,8 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
 async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(name: str, tmp_path: Path):
     states = await played(start(name))
     write(tmp_path, states[:2])
-    assert journaled(tmp_path, [start(name)], 7) == {name: states[1]}
-    assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], 7) == {}  # it is asked in another way
+    assert journaled(tmp_path, [start(name)], {0: 7}) == {name: states[1]}
+    assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], {0: 7}) == {}  # it is asked in another way
 
 
 async def test_a_folder_that_was_removed_is_written_again(tmp_path: Path):
@@ -129,7 +129,7 @@ async def test_a_folder_that_was_removed_is_written_again(tmp_path: Path):
         shutil.rmtree(folder)
     journal.add(start(), first, 7)
     journal.close()
-    assert journaled(tmp_path, [start()], 7) == {start().request.rollout_id: first}
+    assert journaled(tmp_path, [start()], {0: 7}) == {start().request.rollout_id: first}
 
 
 async def test_a_rollout_that_restarted_is_read_from_its_latest_start(tmp_path: Path):
@@ -138,8 +138,8 @@ async def test_a_rollout_that_restarted_is_read_from_its_latest_start(tmp_path: 
     journal = TurnJournal(tmp_path, "generation/0-b")
     journal.restart(again, 7)
     journal.flush()
-    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": again}
+    assert journaled(tmp_path, [start()], {0: 7}) == {"stage1/12/0-p/3": again}
     (first, *_) = await played(again)
     journal.add(again, first, 7)
     journal.close()
-    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": first}
+    assert journaled(tmp_path, [start()], {0: 7}) == {"stage1/12/0-p/3": first}

@@ -71,6 +71,10 @@ ASKED = rollout_requests(PROBLEMS, RunConfig(stage="s", seed=3), name=1, sibling
 class Flaky:
     """Ends requests from the last to the first; those named fail as often as told."""
 
+    num_ended = 0
+
+    async def abandon(self) -> None: ...
+
     def __init__(self, **fails: int) -> None:
         self.fails, self.asked = {name.replace("_", "/"): times for name, times in fails.items()}, list[str]()
 

@@ -561,7 +561,8 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
 
 
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
-    draw = await finish_draw(problems, context.rollouts, config, step=step)
+    requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
+    draw = await finish_draw(requests, context.rollouts, config, step=step)
     return await train_step(draw, context, config, policy_version=0)
 
 
@@ -612,15 +613,28 @@ async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
 
 async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
     class Silent:
-        async def run(self, requests: object):
-            import asyncio
+        num_ended = 0
 
+        async def run(self, requests: object):
             await asyncio.sleep(60)
             yield None
 
+    class Busy(Silent):
+        """Rollouts of other runs end, five in all."""
+
+        looked = 0
+
+        @property
+        def num_ended(self) -> int:  # type: ignore[override]
+            self.looked += 1
+            return min(self.looked // 2, 5)
+
     requests = rollout_requests(adding_problems(1), SMALL, name=3, siblings=2)
-    with pytest.raises(DeadlineExceeded, match="stage1/3/0-add-0/0"):
-        await roll_out(requests, Silent(), deadline_s=0.05)  # type: ignore[arg-type]
+    for rollouts, least_s in ((Silent(), 0.05), (Busy(), 0.25)):
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded, match="stage1/3/0-add-0/0"):
+            await roll_out(requests, rollouts, deadline_s=0.05)  # type: ignore[arg-type]
+        assert asyncio.get_running_loop().time() - began_s >= least_s
 
 
 async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_trained():
@@ -718,3 +732,57 @@ async def test_what_cannot_be_judged_is_dropped_from_a_step_with_its_reason():
     context = replace(context, rollouts=judging)
     record = await one_step(adding_problems(2), context, SMALL, step=1)
     assert [one.reason for one in record.dropped] == ["judging: it hung"] * 2
+
+
+class Recorded(SkillLearner):
+    """Notes how many steps older than the weights it updates the oldest token of each update is."""
+
+    ages: list[int]
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        oldest = min(int(row.ref.batch[row.ref.index].policy_versions.max()) for row in rows)
+        self.ages = [*getattr(self, "ages", []), self.steps - oldest]
+        await asyncio.sleep(0.01)  # rollouts of later steps run meanwhile
+        return await super().train_rl(rows, lr)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+async def test_rollouts_of_later_steps_run_ahead_within_the_bound(tmp_path: Path, staleness: int):
+    policy = SkilledPolicy()
+    learner = Recorded(policy)
+    config = stage("stage1", steps=8, staleness=staleness)
+    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
+        await run_rl(config, adding_problems(40), fake_context(policy, learner=learner, run_dir=run_dir))
+    assert max(learner.ages) == staleness and learner.ages[0] == 0
+    assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [*range(1, 9)]
+    assert faults(tmp_path) == []
+
+
+async def test_rollouts_ahead_of_a_stages_early_end_are_abandoned_by_id(tmp_path: Path):
+    context = fake_context(SkilledPolicy(skill=1.0, slip=0.0))
+    config = stage("stage1", steps=12, staleness=2, until="solved")
+    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
+        checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
+    *before, last = read_rows(tmp_path / "ledger.jsonl")
+    assert last["step"] == checkpoint.step < 11 and all("abandoned" not in row for row in before)
+    draws = Counter(name.split("/")[1] for name in last["ids"]["abandoned"])
+    assert draws == {str(checkpoint.step + ahead): 8 * 16 for ahead in (1, 2)}
+    assert faults(tmp_path) == []
+
+
+async def test_another_staleness_and_one_beyond_the_stage_are_told(tmp_path: Path, logged: list[str]):
+    for staleness, steps in ((0, 2), (5, 4)):
+        config = stage("stage1", steps=steps, staleness=staleness)
+        with RunDir.open(tmp_path, "stage1", asdict(config), may_differ=("staleness", "steps")) as run_dir:
+            (run_dir.path / "finished" / "stage1.json").unlink(missing_ok=True)
+            await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+    told = [line for line in logged if "--staleness" in line]
+    assert len(told) == 2 and "5 now, 0 when" in told[0] and "4 steps" in told[1]
+
+
+def test_training_on_older_weights_needs_a_correction():
+    with pytest.raises(ConfigError, match=r"--algorithm.correction.*--staleness"):
+        stage("stage1", staleness=1, algorithm__correction="none")
+    with pytest.raises(ConfigError, match=r"--staleness.*at least 0 \(got -1\)"):
+        stage("stage1", staleness=-1)
+    assert stage("stage1", staleness=1).correction != "none"
