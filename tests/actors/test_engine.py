@@ -63,16 +63,9 @@ def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Seque
     return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
 
 
-async def complete(
-    engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_tokens: int = 64, cache_salt: str = ""
-) -> Completion:
+async def complete(engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_tokens: int = 64) -> Completion:
     return await engine.generate(
-        prompt,
-        request_id=f"request-{next(ids)}",
-        max_tokens=max_tokens,
-        seed=seed,
-        sampling=MODELS_OWN,
-        cache_salt=cache_salt,
+        prompt, request_id=f"request-{next(ids)}", max_tokens=max_tokens, seed=seed, sampling=MODELS_OWN
     )
 
 
@@ -164,40 +157,6 @@ async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine)
         crossed += 0 < switch < len(seen)
     assert crossed > 0
     assert engine.load().preemptions == 0  # what a swap puts back in the queue is not want of room
-
-
-async def test_requests_of_one_draw_keep_their_kv_over_a_swap_and_share_none_with_the_next_draw(folder: Path):
-    """Kept KV shows in the log-probs: the new model, which computes a whole context itself, gives others."""
-    old, new = policy(seed=10), policy(seed=11)
-    config = derived.engine(max_context_tokens=1024, kv_tokens=32_000)
-    ahead = Engine(replace(config, staleness=1), folder)
-    await ahead.start()
-    try:
-        await ahead.weights.update(10, weights(old))
-        started = [
-            asyncio.create_task(complete(ahead, p, seed=i, max_tokens=900, cache_salt="stage1/1"))
-            for i, p in enumerate(prompts(24))
-        ]
-        await until(lambda: ahead.load().running == 24)
-        await ahead.weights.update(11, weights(new))
-        crossed = 0
-        for prompt, completion in zip(prompts(24), await asyncio.gather(*started), strict=True):
-            versions, seen = np.array(completion.policy_versions), np.array(completion.logprobs)
-            by_old = np.abs(seen - logprobs_of(old, prompt, completion.token_ids))
-            by_new = np.abs(seen - logprobs_of(new, prompt, completion.token_ids))
-            assert sorted(versions) == [*versions] and (by_old[versions == 10] <= TOLERANCE).all()
-            if 0 < (versions == 10).sum() < len(versions) - 1:
-                crossed += 1
-                assert by_new[versions == 11].max() > TOLERANCE
-        assert crossed > 0 and ahead.load().preemptions == 0
-        prompt, differences = prompts(1)[0], dict[str, float]()
-        for salt in ("stage1/1", "stage1/2"):
-            completion = await complete(ahead, prompt, cache_salt=salt)
-            expected = logprobs_of(new, prompt, completion.token_ids)
-            differences[salt] = float(np.abs(expected - np.array(completion.logprobs)).max())
-        assert differences["stage1/2"] <= TOLERANCE < differences["stage1/1"]
-    finally:
-        await ahead.close()
 
 
 async def test_an_engine_measures_what_its_steps_cost(engine: Engine):

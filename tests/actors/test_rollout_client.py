@@ -1,5 +1,7 @@
 """The driver's client with fakes in place of the balancer and the workers; no Ray."""
 
+# pyright: reportPrivateUsage=false
+
 import asyncio
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,11 @@ from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.rollout_client import RolloutClient
 from actors.remote import Batch
 from actors.service import Service
-from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.agent.journal import TurnJournal, weights_of
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.run_dir.served_weights import ServedWeights
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
 from scheduler.records import Cancel, Grant
 from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
@@ -382,3 +385,49 @@ async def test_a_stopped_balancer_is_waited_for_until_the_detector_has_ended_it(
             await first
     first.cancel()
     await client.close()
+
+
+async def test_runs_that_are_open_at_once_get_their_own_ends_and_all_of_them_a_fault():
+    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
+    client = client_of(balancer)
+    client.follow(Service(worker, "generation/0"))
+    runs = {name: client.run([request(problem, rollout_id=name) for problem in adding_problems(1)]) for name in "abc"}
+    coming = {name: asyncio.ensure_future(anext(run)) for name, run in runs.items()}
+    while len(balancer.submitted) < 3:
+        await balancer.next_submission()
+    worker.deliveries.put_nowait(Delivery(ended=(summary("b"),)))
+    assert (await coming["b"]).rollout_id == "b"
+    client._balancer_died(RuntimeError("it is gone"))
+    for name in "ac":
+        with pytest.raises(RStarError, match="balancer: it is gone"):
+            await coming[name]
+    await client.close()
+
+
+def write_turn(folder: Path, one: RolloutRequest, versions: list[int], weights: int) -> None:
+    journal, start = TurnJournal(folder, "generation/0-life"), RolloutState.start(one, [1, 2])
+    count = len(versions)
+    played = replace(
+        start, response_ids=[7] * count, loss_mask=[True] * count, logprobs=[0.0] * count, policy_versions=versions,
+        turns=(Turn(num_tokens=count),),
+    )  # fmt: skip
+    journal.add(start, played, weights)
+    journal.close()
+
+
+async def test_a_resumed_run_keeps_turns_of_all_versions_on_record_up_to_the_one_that_serves(tmp_path: Path):
+    checksums = {3: 30, 4: 40, 5: 50}
+    served = ServedWeights(tmp_path, "stage1")
+    for step, version in enumerate(checksums):
+        served.note(step, version, checksums[version])
+    requests = training_requests(4)
+    for one, versions in zip(requests, ([3], [3, 4], [4, 5], [4]), strict=True):
+        known = weights_of(versions, checksums)
+        assert known is not None
+        write_turn(tmp_path, one, versions, known)
+    starts = [RolloutState.start(one, [1, 2]) for one in requests]
+    starts[0] = replace(starts[0], request=replace(requests[0], oldest_version=4))
+    for several, version, kept in ((True, 4, [1, 3]), (True, 5, [1, 2, 3]), (False, 4, [3])):
+        client = client_of(ForgetfulBalancer(), journal=tmp_path, several_versions=several)
+        client.serves(version, checksums[version])
+        assert sorted(await client._journaled(starts)) == [requests[index].rollout_id for index in kept]

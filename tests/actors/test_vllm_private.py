@@ -2,7 +2,8 @@
 
 import pytest
 
-from actors.generation.vllm_private import VERSION, attribute
+from actors.generation import vllm_private
+from actors.generation.vllm_private import VERSION, attribute, refuse_without_prefix_salts
 from rstar_ray.errors import EngineError
 
 
@@ -24,3 +25,12 @@ def test_what_another_version_of_vllm_does_not_have_is_named_with_the_version_th
     assert attribute(Engine(), "core") == "here"
     with pytest.raises(EngineError, match=rf"has no {named}, which is used as of vLLM {VERSION}\. Hint: install vLLM"):
         attribute(owner, path)
+
+
+def test_an_engine_whose_prompts_take_no_salt_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    def without(owner: object, path: str) -> dict[str, object]:
+        return {"prompt_token_ids": list[int]}
+
+    monkeypatch.setattr(vllm_private, "attribute", without)
+    with pytest.raises(EngineError, match=r"--staleness: vLLM .* has no cache_salt.*got 2.*Hint: .*--staleness 0"):
+        refuse_without_prefix_salts(2)

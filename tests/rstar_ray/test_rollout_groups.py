@@ -1,5 +1,7 @@
 """Groups of rollouts: order, retries and losses, and near-duplicate problems against a comparison of all pairs."""
 
+# pyright: reportPrivateUsage=false
+
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

@@ -1,8 +1,11 @@
 """The balancer's rules, one at a time."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.balancer import RULES, Balancer
+from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.records import Grant, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
@@ -179,3 +182,33 @@ def test_a_cached_prompt_and_a_move_are_reasons_of_their_own():
     told = reasons(balancer)
     assert told["b"] == "most room by expected KV, its siblings' prompt being cached there"
     assert told["c"] == "most room by expected KV"
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "static"])
+def test_rollouts_of_earlier_draws_start_first_whenever_they_came(rule: str):
+    """An evaluation, which no step numbers, before all of them."""
+    balancer = fleet(rule, replicas=1, capacity=100_000, max_running=1)
+    for draw in (3, 1, 0, 2):
+        names = [f"{draw}/{number}" for number in range(6)]
+        balancer.submit([replace(load(name, group=f"{draw}"), draw=draw) for name in names])
+    balancer.submit([replace(load("2/interrupted", group="2", context=50), draw=2)])
+    order: list[int] = []
+    while started := homes(balancer):
+        order += [int(name.partition("/")[0]) for name in started]
+        balancer.report("r0", [end(name, 60) for name in started])
+    assert order == sorted(order) and len(order) == 25
+
+
+def test_demand_follows_the_draws_that_are_live_and_counters_are_checked_meanwhile():
+    """Draws overlap, so that there is never a moment without a rollout."""
+    balancer = fleet("expected_kv", replicas=1, capacity=100_000)
+    demands: list[float] = []
+    assert isinstance(balancer.rule, ExpectedKV)
+    for draw in range(1, 30):
+        balancer.submit([replace(load(f"{draw}/{n}", group=f"{draw}"), draw=draw) for n in range(8)])
+        balancer.decide()
+        demands.append(balancer.rule.lengths.whole_demand_tokens())
+        if draw > 1:
+            balancer.report("r0", [end(f"{draw - 1}/{n}", 40) for n in range(8)])
+            balancer.set_policy_version(draw)
+    assert max(demands[2:]) < 2 * min(demands[2:]) and balancer.leaks() == []
