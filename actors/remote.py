@@ -22,6 +22,9 @@ from rstar_ray.errors import DeadlineExceeded
 ASK_AGAIN_S = 0.5
 """Between two calls of an actor that restarts [s]."""
 
+MAX_TRIES = 3
+"""How often a tool call or a program is tried, on other executors or hosts where there are some, before it fails."""
+
 A = TypeVar("A")
 R = TypeVar("R")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from actors.cluster.ray_metrics import ray_meter
 from actors.health.heartbeat import Heartbeat, heartbeat
-from actors.remote import Remote
+from actors.remote import MAX_TRIES, Remote
 from actors.service import ServiceActor
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH_CALLS = 64
 GATHER_S = 0.002
-MAX_TRIES = 3
-"""On how many executors a call is tried before our failure becomes the rollout's end."""
 STREAM_SHARE = 0.5
 """Of a call's deadline: an executor that answers nothing for so long, and longer than any of its programs may take,
 leaves time to try another."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayActorError
 
-from actors.remote import Remote, probe_of
+from actors.remote import MAX_TRIES, Remote, probe_of
 from actors.tool_host import HELD_UP_S, START_S, ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
@@ -27,7 +27,6 @@ LOOK_S = HELD_UP_S + 4.0
 """For a host to say whether a call holds it up; which it does in a thread of its own."""
 KILLED_WITHIN_S = 1.0
 """After that look, where it finds nothing well."""
-MAX_TRIES = 3
 REST_S = 5.0
 """Before a call is made again that failed because what its tool needs was gone: most come back."""
 ENVIRONMENT_DEADLINE_S = 60.0

@@ -24,8 +24,11 @@ class _Console(logging.Handler):
     """Messages as lines: errors to stderr, all others to stdout. A closed terminal or a full log ends nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        component = _component(record)
-        line = record.getMessage() if component == DRIVER else f"{component}: {record.getMessage()}"
+        component, line = _component(record), _message(record)
+        if component != DRIVER:
+            line = f"{component}: {line}"
+        if record.exc_info and not _ours(record) and not _log_files():  # else the traceback would be lost
+            line += "\n" + logging.Formatter().formatException(record.exc_info)
         failed = record.levelno >= logging.ERROR
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
             print(f"error: {line}" if failed else line, file=sys.stderr if failed else sys.stdout, flush=True)
@@ -39,7 +42,9 @@ class _LogFile(logging.FileHandler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(component)s %(name)s: %(message)s"))
 
     def format(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)
         record.component = _component(record)
+        record.msg, record.args = _message(record), None
         return super().format(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -107,12 +112,18 @@ def log_to(path: Path) -> None:
 
 
 def _close_log_file() -> None:
-    root = logging.getLogger()
-    for handler in [*root.handlers]:
-        if isinstance(handler, _LogFile):
-            root.removeHandler(handler)
-            with contextlib.suppress(OSError):
-                handler.close()
+    for handler in _log_files():
+        logging.getLogger().removeHandler(handler)
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+def _log_files() -> list[_LogFile]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, _LogFile)]
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] in PACKAGES
 
 
 def _log_everything() -> None:
@@ -124,10 +135,18 @@ def _component(record: logging.LogRecord) -> str:
     return getattr(record, "component", DRIVER)
 
 
+def _message(record: logging.LogRecord) -> str:
+    """The formatted message; what was given, where it cannot be formatted."""
+    try:
+        return record.getMessage()
+    except Exception as wrong:  # of any kind: an argument formats itself
+        return f"{record.msg} (cannot be formatted: {wrong})"
+
+
 def _picklable(record: logging.LogRecord) -> logging.LogRecord:
     """The record with its message and its traceback as text."""
     record = copy.copy(record)
-    record.msg, record.args = record.getMessage(), None
+    record.msg, record.args = _message(record), None
     if record.exc_info:
         record.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
         record.exc_info = None

@@ -34,6 +34,9 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 """By stage: settings of other stages, which mean nothing to it by itself, and the one of its own that is meant."""
 
+OF_TRAINING = ("--stage", "--model", "--telemetry.wandb")
+"""Options of a stage's file that an evaluation of its policy does not take over."""
+
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +50,9 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     scales = [chosen("--scale", words, ("auto", *SCALES), "auto") for words in (of_file, own)]
     if "auto" not in scales and scales[0] != scales[1]:
         raise ConfigError("--scale", "differs from the scale in the file of --config", "remove one of the two")
+    of_stage = [recipe.paper.stage for recipe in recipes] == ["evaluate"] and _stage_of(of_file) in STAGES
+    if of_stage:  # a stage's settings, of its run directory: the policy to evaluate is not the one that it started from
+        of_file = [word for word in of_file if word.partition("=")[0] not in OF_TRAINING]
     argv = [*of_file, *own]
     scale = _scale(argv)
     protocol = _options(PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")])
@@ -63,9 +69,10 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
             raise ConfigError("--stage", f"this recipe runs {default.stage}", hint)
         values: dict[str, Any] = {"scale": scale, **({"model": ""} if configs else {})}
         configs.append(with_values(parsed, values))
+    asked = own if of_stage else argv
     if len(recipes) == 1:
-        _refuse_other_stages(recipes[0].stage, argv)
-    for line in idle_lines(configs, argv):
+        _refuse_other_stages(recipes[0].stage, asked)
+    for line in idle_lines(configs, asked):
         log.info(line)
     return configs
 
@@ -74,6 +81,10 @@ def config_in(file: str) -> RunConfig:
     """The settings of a run in a TOML file; what it leaves out is the scale's, or the general default."""
     words = with_config_file(["--config", file])
     return _parse_one(at_scale(RunConfig(), _scale(words), {}), words)
+
+
+def _stage_of(words: Sequence[str]) -> str:
+    return next((word.partition("=")[2] for word in words if word.startswith("--stage=")), "")
 
 
 def _shown(defaults: Sequence[RunConfig]) -> RunConfig:

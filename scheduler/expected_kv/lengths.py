@@ -3,8 +3,8 @@
 Legend: H horizons (tokens of growth from now), N rollouts, G prompt groups under one pair of budgets.
 
 Running rollouts grow in lock-step, one token per decode step, so "h tokens from now" is one moment for all of them. At
-it, a rollout with response a is alive with probability P(h) (scheduler/estimate.py) and then holds a + h tokens beside
-its prompt.
+that moment a rollout with response a is alive with probability P(h) (`estimate.py`) and holds a + h tokens beside its
+prompt.
 """
 
 from collections import OrderedDict

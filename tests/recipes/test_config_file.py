@@ -16,7 +16,7 @@ from recipes.evaluate import EVALUATE
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage3 import STAGE_3
-from rstar_ray.config import idle, leaves
+from rstar_ray.config import RunConfig, idle, leaves
 from rstar_ray.config.options import as_toml, with_config_file
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.errors import ConfigError, RStarError
@@ -86,6 +86,22 @@ def test_resolved_settings_are_the_same_when_they_are_read_again(recipe: Recipe,
     assert again == config
 
 
+def test_an_evaluation_takes_the_settings_of_a_stage_but_not_the_model_it_started_from(tmp_path: Path):
+    mine = ["--scale", "tiny", "--run-dir", str(tmp_path), "--model", str(tmp_path), "--telemetry.wandb", "mine"]
+    (trained,) = parse([STAGE_1], [*mine, "--evaluate.samples", "3", "--chat.system", "Be brief."])
+    unused = idle(trained)
+    text = as_toml({name: value for name, value in leaves(trained).items() if name not in unused})
+    file = written(tmp_path / "stage1.toml", text)
+    (config,) = parse([EVALUATE], ["--config", file, "--evaluate.max-turns", "4"])
+    assert (config.stage, config.model, config.telemetry.wandb) == ("evaluate", "", "")
+    assert (config.run_dir, config.evaluate.samples, config.evaluate.max_turns) == (str(tmp_path), 3, 4)
+    assert config.chat == trained.chat
+    with pytest.raises(ConfigError, match=r"^--rollout\.max-turns: .*--evaluate\.max-turns"):
+        parse([EVALUATE], ["--config", file, "--rollout.max-turns", "4"])
+    with pytest.raises(ConfigError, match=r"^--stage"):
+        parse([STAGE_3], ["--config", file])
+
+
 def test_a_run_writes_its_settings_beside_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def connected() -> None:
         raise RStarError("that will do")
@@ -100,8 +116,12 @@ def test_a_run_writes_its_settings_beside_config_json(tmp_path: Path, monkeypatc
     assert same == asdict(configs[0])
 
 
+def no_checks(run: RunConfig) -> tuple[()]:
+    return ()
+
+
 def test_a_plan_takes_the_settings_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "check_files", lambda run: ())  # the run lacks problems and a model
+    monkeypatch.setattr(plan, "check_files", no_checks)  # the run lacks problems and a model
     file = written(tmp_path / "run.toml", 'scale = "gpu-8"\n[learner]\nlora_rank = 8\n')
     assert (planned := plan.parsed(["--run-config", file, "--gpus", "16"])).lora_rank == 8
     assert (planned.gpus, planned.gpu_memory_share) == (16, 0.45)

@@ -62,6 +62,37 @@ def test_what_an_actor_logs_reaches_the_console_and_the_file_under_its_name(
     assert "OSError: disk full" in text and not buffer.take()
 
 
+def test_a_message_that_cannot_be_formatted_is_logged_and_raises_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own raises
+    buffer = RecordBuffer()
+    log.addHandler(buffer)
+    with console_logging():
+        log_to(tmp_path / "driver.log")
+        log.warning("%d rollouts of %s", "three")
+    log.removeHandler(buffer)
+    (record,) = buffer.take()
+    for text in (record.getMessage(), capsys.readouterr().out, (tmp_path / "driver.log").read_text()):
+        assert "%d rollouts of %s" in text and "cannot be formatted" in text
+
+
+def test_an_error_of_a_library_keeps_its_traceback_before_there_is_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    library = logging.getLogger("a_library")
+    with console_logging():
+        for _ in range(2):
+            try:
+                raise OSError("disk full")
+            except OSError:
+                library.exception("the cache cannot be written")
+            log_to(tmp_path / "driver.log")
+    said = capsys.readouterr().err
+    assert said.count("error: the cache cannot be written\n") == 2 and said.count("OSError: disk full") == 1
+    assert "OSError: disk full" in (tmp_path / "driver.log").read_text()
+
+
 def test_a_closed_terminal_and_a_full_disk_end_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
