@@ -96,8 +96,8 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
         ]
     )
     started = time.process_time()
-    decisions = balancer.decide()
-    return len(decisions.admissions) / (time.process_time() - started)
+    admissions, _ = balancer.decide()
+    return len(admissions) / (time.process_time() - started)
 
 
 def demand_tokens(rollouts: Sequence[TraceRollout]) -> int:

@@ -16,11 +16,10 @@ from scheduler.expected_kv.learned import Learned
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.quarantine import impossible_lengths, impossible_load
 from scheduler.records import (
-    Admission,
     BalancerSnapshot,
     Cancel,
-    Decisions,
     Grant,
+    Move,
     NeverFits,
     Order,
     Registration,
@@ -321,9 +320,9 @@ class Balancer:
         self.rule.rollout_changed(rollout, Change.WITHDRAWN)
 
     # -- decisions ------------------------------------------------------------------------------------------------
-    def decide(self, limit: int | None = None) -> Decisions:
-        """All admissions that may start now (at most `limit`), and moves between turns."""
-        admissions: list[Admission] = []
+    def decide(self, limit: int | None = None) -> tuple[list[tuple[Rollout, Replica]], Sequence[Move]]:
+        """All admissions that may start now (at most `limit`), in order, and moves between turns."""
+        admissions: list[tuple[Rollout, Replica]] = []
         while limit is None or len(admissions) < limit:
             picked = self.rule.pick()
             if picked is None:
@@ -333,22 +332,22 @@ class Balancer:
             self.state.admitted += 1
             replica.admissions += 1
             replica.admitted_since_report += 1
-            admissions.append(Admission(rollout.load.rollout_id, replica.replica_id))
-        return Decisions(tuple(admissions), tuple(self.rule.moves()))
+            admissions.append((rollout, replica))
+        return admissions, self.rule.moves()
 
     def issue_orders(self, limit: int) -> bool:
         """Decide, and append the orders to `orders`; False: there were `limit` admissions, and there may be more."""
-        decisions = self.decide(limit)
-        for admission in decisions.admissions:
-            self.orders.append((admission.replica_id, self._grant(self.state.rollouts[admission.rollout_id])))
-        for move in decisions.moves:
+        admissions, moves = self.decide(limit)
+        for rollout, replica in admissions:
+            self.orders.append((replica.replica_id, self._grant(rollout)))
+        for move in moves:
             self.orders.append((move.from_replica, move))
         self._statistics.queue_blocked(self.state.queue_block(), self.now_s)
         self._log_changes()
         if self.now_s >= self._statistics.sampled_s + SAMPLE_EVERY_S:
             self._statistics.sampled_s = self.now_s
             self._statistics.sample(self.snapshot())
-        return len(decisions.admissions) < limit
+        return len(admissions) < limit
 
     def _grant(self, rollout: Rollout) -> Grant:
         assert rollout.replica is not None

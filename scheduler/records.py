@@ -112,28 +112,12 @@ class TurnReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """Start (or resume) this rollout on this replica."""
-
-    rollout_id: str
-    replica_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Move:
     """At its next turn boundary the rollout leaves `from_replica`, for `to_replica`; None: to wait for room."""
 
     rollout_id: str
     from_replica: str
     to_replica: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """What to do now, in order."""
-
-    admissions: tuple[Admission, ...] = ()
-    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -294,14 +294,14 @@ class Simulator:
 
     def _decide(self, now_s: float) -> None:
         started = self._clock()
-        decisions = self.balancer.decide()
+        admissions, moves = self.balancer.decide()
         self._decide_s += self._clock() - started
-        self._decisions += len(decisions.admissions) + len(decisions.moves)
-        for admission in decisions.admissions:
-            one = self._progress[admission.rollout_id]
-            one.replica = self._index[admission.replica_id]
-            self._push(now_s + self.settings.rpc_s, -1, 0, admission.rollout_id)
-        self._moving.update(move.rollout_id for move in decisions.moves)
+        self._decisions += len(admissions) + len(moves)
+        for rollout, replica in admissions:
+            rollout_id = rollout.load.rollout_id
+            self._progress[rollout_id].replica = self._index[replica.replica_id]
+            self._push(now_s + self.settings.rpc_s, -1, 0, rollout_id)
+        self._moving.update(move.rollout_id for move in moves)
 
     def _result(self, makespan_s: float) -> SimulatorResult:
         shape = self.settings.shape

@@ -31,7 +31,8 @@ def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int 
 
 
 def homes(balancer: Balancer) -> dict[str, str]:
-    return {admission.rollout_id: admission.replica_id for admission in balancer.decide().admissions}
+    admissions, _ = balancer.decide()
+    return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -116,7 +117,7 @@ def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
         balancer.report("r1", [end(name, 7_000)])
     stayed = next(name for name, home in placed.items() if home == "r0")
     balancer.report("r0", [TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1)])
-    (move,) = balancer.decide().moves
+    _, (move,) = balancer.decide()
     assert (move.rollout_id, move.from_replica, move.to_replica) == (stayed, "r0", "r1")
     balancer.return_rollouts("r0", [(load(stayed, group="g0", most=8_000, context=316), None)])
     assert homes(balancer) == {stayed: "r1"}

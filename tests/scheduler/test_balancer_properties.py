@@ -59,17 +59,17 @@ class World:
         return replica in self.balancer.state.replicas and self.capacity[replica] >= self.needed(load)
 
     def decide(self) -> None:
-        decisions = self.balancer.decide()
-        for admission in decisions.admissions:
-            assert admission.rollout_id in self.live, "granted after its end"
-            assert admission.rollout_id not in self.home, "granted twice"
-            assert self.could_hold(admission.replica_id, self.live[admission.rollout_id]), "granted where it never fits"
-            self.home[admission.rollout_id] = admission.replica_id
+        admissions, _ = self.balancer.decide()
+        for rollout, replica in admissions:
+            name, home = rollout.load.rollout_id, replica.replica_id
+            assert name in self.live, "granted after its end"
+            assert name not in self.home, "granted twice"
+            assert self.could_hold(home, self.live[name]), "granted where it never fits"
+            self.home[name] = home
             self.granted += 1
-        if self.rule == "worst_case" and decisions.admissions:
-            for admission in decisions.admissions:
-                reserved = self.balancer.state.replica(admission.replica_id).reserved_tokens
-                assert reserved <= self.capacity[admission.replica_id]
+        if self.rule == "worst_case":
+            for _, replica in admissions:
+                assert replica.reserved_tokens <= self.capacity[replica.replica_id]
 
     def pick(self, number: int) -> str | None:
         names = sorted(self.home)

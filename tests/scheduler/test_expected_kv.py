@@ -1,5 +1,7 @@
 """The rule `expected_kv` against sums over residents made one by one, and its order and moves to the digit."""
 
+# pyright: reportPrivateUsage=false
+
 from math import inf, sqrt
 from statistics import NormalDist
 
@@ -56,7 +58,8 @@ class World:
         self.balancer.add_history(MOST, 4, past, growth=growth)
 
     def decide(self) -> list[tuple[str, str]]:
-        return [(one.rollout_id, one.replica_id) for one in self.balancer.decide().admissions]
+        admissions, _ = self.balancer.decide()
+        return [(rollout.load.rollout_id, replica.replica_id) for rollout, replica in admissions]
 
     def turn(self, name: str, context: int, generated: int) -> None:
         report = TurnReport(rollout_id=name, context_tokens=context, generated_tokens=generated, turn=1)
@@ -215,7 +218,7 @@ def idle_and_full(running: int = 300, *, history: float = 7_000.0) -> World:
 
 def moves(world: World) -> list[tuple[str, str]]:
     """To another replica."""
-    found = world.balancer.decide().moves
+    _, found = world.balancer.decide()
     return [(move.from_replica, move.to_replica) for move in found if move.to_replica is not None]
 
 

@@ -27,7 +27,8 @@ def fleet(rule: str, *capacities: int, max_running: int = 64, blocks: int = 16) 
 
 
 def homes(balancer: Balancer, limit: int | None = None) -> dict[str, str]:
-    return {one.rollout_id: one.replica_id for one in balancer.decide(limit).admissions}
+    admissions, _ = balancer.decide(limit)
+    return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
 
 
 def report(name: str, context: int, made: int, turn: int = 1) -> TurnReport:
