@@ -22,7 +22,7 @@ from actors.service import ServiceActor
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
-from rstar_ray.reward.code_problems import ProgramRun
+from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.registry import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.equality import VERIFY_LIMITS, equal_expressions
@@ -211,12 +211,12 @@ class SandboxClient:
             raise JudgeError(verdicts.failure)
         return verdicts.equal
 
-    async def run_program(self, code: str, stdin: str) -> ProgramRun:
-        """Run a judged program on one input, with room for what such programs print. Raises as `execute`."""
+    async def run_program(self, code: str, stdin: str) -> tuple[Outcome, str]:
+        """Outcome and stdout of a judged program, with room for what such programs print. Raises as `execute`."""
         limits = replace(self._limits, stdout_chars=JUDGED_OUTPUT_CHARS)
         result = await self._answer(ExecutionRequest(code=code, stdin=stdin, limits=limits))
         assert isinstance(result, ExecutionResult)
-        return ProgramRun(outcome=result.outcome, stdout=result.stdout)
+        return result.outcome, result.stdout
 
     async def _answer(self, work: Work) -> Answer:
         call = _Call(work, asyncio.get_running_loop().create_future())

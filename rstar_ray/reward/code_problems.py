@@ -12,16 +12,11 @@ CASES_AT_ONCE = 8
 """The rest need not run where one of these fails."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRun:
-    """What a judged program did with one input."""
+RunProgramFn = Callable[[str, str], Awaitable[tuple[Outcome, str]]]
+"""Runs a program with this standard input in the sandbox; its outcome and what it printed.
 
-    outcome: Outcome
-    stdout: str
-
-
-RunProgramFn = Callable[[str, str], Awaitable[ProgramRun]]
-"""Runs a program with this standard input in the sandbox. Raises `SandboxError` for our own failures only."""
+Raises `SandboxError` for our own failures only.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,8 @@ async def share_passed(code: str, cases: Sequence[Case], run: RunProgramFn, *, a
 
 
 async def _passes(code: str, case: Case, run: RunProgramFn) -> bool:
-    result = await run(code, case.stdin)
-    return result.outcome is Outcome.OK and _lines(result.stdout) == _lines(case.stdout)
+    outcome, stdout = await run(code, case.stdin)
+    return outcome is Outcome.OK and _lines(stdout) == _lines(case.stdout)
 
 
 def _lines(text: str) -> list[str]:

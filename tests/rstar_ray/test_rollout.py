@@ -9,7 +9,6 @@ from rstar_ray.algorithm.resample import total_penalty
 from rstar_ray.config import AlgorithmConfig, RewardConfig
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import Judgement, make_judge
 from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.environment import Reply
@@ -43,8 +42,8 @@ async def no_comparison(pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
     raise AssertionError("integers are compared without the sandbox")
 
 
-async def prints_3(code: str, stdin: str) -> ProgramRun:
-    return ProgramRun(outcome=Outcome.OK, stdout="3")
+async def prints_3(code: str, stdin: str) -> tuple[Outcome, str]:
+    return Outcome.OK, "3"
 
 
 async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine: object) -> RolloutState:

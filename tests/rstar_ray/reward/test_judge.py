@@ -15,7 +15,6 @@ import pytest
 from rstar_ray.config import RewardConfig
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.outcome import Outcome
-from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import MAX_TRIES, JudgeFn, Judgement, Retrying, make_judge, refuse_truths
 from rstar_ray.reward.own_function import check_own_reward
 from rstar_ray.trajectory import Problem, StopReason, ToolCall, ToolResult, Transcript, TranscriptTurn
@@ -38,11 +37,11 @@ class Tools:
             raise JudgeError("it hung")
         return [pair == ("\\sqrt{12}", "2\\sqrt{3}") for pair in pairs]
 
-    async def run_program(self, code: str, stdin: str) -> ProgramRun:
+    async def run_program(self, code: str, stdin: str) -> tuple[Outcome, str]:
         self.asked.append(stdin)
         if "while" in code:
-            return ProgramRun(outcome=Outcome.TIMEOUT, stdout="")
-        return ProgramRun(outcome=Outcome.OK, stdout=f"{int(stdin) + 1}  \n")
+            return Outcome.TIMEOUT, ""
+        return Outcome.OK, f"{int(stdin) + 1}  \n"
 
 
 def problem(truth: str) -> Problem:
