@@ -3,12 +3,13 @@
 A coroutine over two Protocols; it knows neither vLLM nor a terminal.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rstar_ray.agent.rollout import ExecuteFn, answer_calls
+from rstar_ray.chat.answer import TextOfTokens
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.trajectory import StopReason, ToolCall
@@ -91,30 +92,6 @@ def as_written(call: ToolCall) -> str:
     return f"{call.tool}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
-class _Text:
-    """The text of tokens that come piece by piece, in linear time: only the last two pieces are decoded again."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._before: list[int] = []  # the piece before, as context: some tokenizers drop the first space of a text
-        self._pending: list[int] = []
-        self._shown = 0  # characters of the text of both
-
-    def after(self, piece: Sequence[int]) -> str:
-        """What follows the text so far. An incomplete character waits for its last token."""
-        if not piece:
-            return ""
-        self._pending += piece
-        text = self._decode([*self._before, *self._pending])
-        whole = text.rstrip("\ufffd")
-        new = whole[self._shown :]
-        self._shown = max(self._shown, len(whole))
-        if whole == text:
-            self._before, self._pending = self._pending, []
-            self._shown = len(self._decode(self._before))
-        return new
-
-
 async def _one_turn(
     ids: Sequence[int],
     said: list[int],
@@ -128,7 +105,7 @@ async def _one_turn(
     view = Streamed(
         chat.profile.thought, inside=chat.begins_inside_thought(after_tools=after_tools), call_markers=chat.call_markers
     )
-    text = _Text(chat.decode)
+    text = TextOfTokens(chat.decode)
     async with aclosing(stream(ids, max_tokens=max_tokens)) as pieces:
         async for piece in pieces:
             said += piece

@@ -431,6 +431,10 @@ def _json_values(text: str) -> list[str]:
     return parts
 
 
+MISTRAL_MARKER = "[TOOL_CALLS]"
+"""What stands between the words of a turn and its calls."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mistral:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` of later releases, some
@@ -440,11 +444,11 @@ class Mistral:
     typed: bool = True
 
     def attempts(self, text: str) -> bool:
-        return "[TOOL_CALLS]" in text
+        return MISTRAL_MARKER in text
 
     def read(self, text: str) -> list[WrittenCall]:
         calls: list[WrittenCall] = []
-        for part in text.split("[TOOL_CALLS]")[1:]:
+        for part in text.split(MISTRAL_MARKER)[1:]:
             try:
                 calls += self._calls(part.strip())
             except _Unreadable as error:
@@ -461,7 +465,7 @@ class Mistral:
         return [_call_of(call) for call in cast(list[Any], listed)]
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return f"[TOOL_CALLS]{_json_text([{'name': name, 'arguments': arguments}])}"
+        return f"{MISTRAL_MARKER}{_json_text([{'name': name, 'arguments': arguments}])}"
 
 
 SYNTAXES: Mapping[str, CallSyntax] = {

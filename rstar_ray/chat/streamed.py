@@ -24,6 +24,7 @@ class Streamed:
         self._inside = inside
         self._until = ""  # what closes the call that is being written
         self._kept = ""  # of the text so far: perhaps the beginning of a marker
+        self.call_texts: list[str] = []  # of each call so far, markers included; the last one may be unfinished
 
     def feed(self, text: str) -> Iterator[tuple[Heard, str]]:
         """What can be shown now that `text` has come."""
@@ -56,13 +57,17 @@ class Streamed:
     def _pass(self, marker: str) -> None:
         if self._until:
             self._until = ""
+            self.call_texts[-1] += marker
         elif marker in self._calls:
             self._until = self._calls[marker]
+            self.call_texts.append(marker)
         else:
             self._inside = marker == self._thought.opens
 
     def _shown(self, text: str) -> Iterator[tuple[Heard, str]]:
-        if text and not self._until:
+        if self._until:
+            self.call_texts[-1] += text
+        elif text:
             yield (Heard.THOUGHT if self._inside else Heard.SAID), text
 
 

@@ -5,7 +5,7 @@ What the policy sampled is decoded for reading only, never encoded again.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
@@ -13,7 +13,7 @@ from rstar_ray.chat.chat_profile import ChatProfile, Frame
 from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.instructions import instructions, opened
 from rstar_ray.chat.render import Renderer
-from rstar_ray.chat.resolve import resolve, thinking_switches
+from rstar_ray.chat.resolve import PROBE_NAME, SAID, resolve, thinking_switches
 from rstar_ray.chat.thoughts import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig
@@ -21,6 +21,7 @@ from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
 _MARK = "\u2402rstar\u2403"
+_MAX_CONTINUATIONS = 256
 _WORDS = "words"
 """Stands for what somebody said: whatever it is, it is no control token."""
 
@@ -68,9 +69,11 @@ class TokenizerChat:
         self._before = before
         self._tools = {tool.name: tool for tool in tools}
         self._told = [tool.told() for tool in tools] if shows_tools and tools else None
-        self._syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
+        self.shows_tools = shows_tools
+        self.syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
+        self._continuations: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, Sequence[Frame]]] = {}
         self.renderer = Renderer(
-            tokenizer, profile.template, self._syntax, profile.thought, switches=thinking_switches(thinking)
+            tokenizer, profile.template, self.syntax, profile.thought, switches=thinking_switches(thinking)
         )
         self.encoder = Encoder(tokenizer)
         self._prompt, frame = self._prompt_frame(), profile.tool_frame
@@ -97,11 +100,14 @@ class TokenizerChat:
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         """All answers of one turn, up to where the policy goes on."""
+        return self._tool_text_ids([result.text for result in results])
+
+    def _tool_text_ids(self, texts: Sequence[str]) -> list[int]:
         ids, frame = list(self._answer_head), self.profile.tool_frame
-        for position, result in enumerate(results):
+        for position, text in enumerate(texts):
             ids += self._answer_separator if position else []
             before = (self.profile.tool_separator if position else frame.head) or self.profile.call_end
-            ids += self._words(frame.words(result.text), after=before)
+            ids += self._words(frame.words(text), after=before)
         return ids + self._answer_tail
 
     def user_answer_ids(self, text: str) -> list[int]:
@@ -116,16 +122,42 @@ class TokenizerChat:
         said = list(token_ids[:-1] if token_ids and token_ids[-1] in stops else token_ids)
         text = self.decode(said)
         inside = self.begins_inside_thought(after_tools=after_tools)
-        calls = parse_tool_calls(
-            where_calls_stand(text, self.profile.thought, inside=inside), self._syntax, self._tools
-        )
+        calls = parse_tool_calls(where_calls_stand(text, self.profile.thought, inside=inside), self.syntax, self._tools)
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
     def conversation_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A whole conversation up to where the policy goes on; what was said spells no control token. Raises
         `ValueError` where the template refuses it.
         """
-        messages = opened(messages, self._system, self._before)
+        return self._rendered_ids(opened(messages, self._system, self._before), self._told)
+
+    def request_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """As `conversation_ids`, with a client's own system text and tools. Tools are shown where the policy is shown
+        any: one that was taught its tools by examples was not.
+        """
+        return self._rendered_ids(messages, list(tools) or None if self.shows_tools else None)
+
+    def continuation_ids(self, called: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """What the template writes between a turn that called these tools and the next turn, for new messages of tools,
+        the user or the system. Raises `ValueError` where the template cannot write them there.
+        """
+        contents = [str(message["content"]) for message in messages]
+        roles = [str(message["role"]) for message in messages]
+        named = any(PROBE_NAME in text for text in (self.profile.tool_frame.head, self.profile.tool_frame.tail))
+        if called and set(roles) == {"tool"} and not named:
+            return self._tool_text_ids(contents)
+        head, frames = self._continuation(tuple(called), tuple(roles))
+        ids = self.encoder.encode(head, after=self.profile.call_end if called else self.profile.answer_end)
+        before = head or self.profile.answer_end
+        for frame, content in zip(frames, contents, strict=True):
+            ids += self._words(frame.words(content), after=before)
+            ids += self.encoder.encode(frame.tail, after=_WORDS)
+            before = frame.tail or _WORDS
+        return ids
+
+    def _rendered_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
         spelled = {
             f"\u2402rstar {number}\u2403": str(message["content"])
             for number, message in enumerate(messages)
@@ -136,7 +168,7 @@ class TokenizerChat:
             {**message, "content": marks.get(str(message["content"]), message["content"])} for message in messages
         ]
         try:
-            text = self.renderer.render(marked, self._told, opens=True)
+            text = self.renderer.render(marked, tools, opens=True)
         except Exception as error:  # a template may raise anything
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         parts = re.split(f"({'|'.join(map(re.escape, spelled))})", text) if spelled else [text]
@@ -161,7 +193,7 @@ class TokenizerChat:
     @property
     def call_markers(self) -> list[tuple[str, str]]:
         """What opens and closes a call, where the syntax has such markers."""
-        return [(self._syntax.opens, self._syntax.closes)] if isinstance(self._syntax, Marked) else []
+        return [(self.syntax.opens, self.syntax.closes)] if isinstance(self.syntax, Marked) else []
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """With special tokens: in some families they are what marks a call."""
@@ -185,9 +217,55 @@ class TokenizerChat:
         _, between, tail = rendered.split(_MARK)
         return between.partition(self.profile.answer_end)[2], tail
 
+    def _continuation(self, called: tuple[str, ...], roles: tuple[str, ...]) -> tuple[str, Sequence[Frame]]:
+        """The text before the first message's words, and of each message a `Frame` whose tail follows its words."""
+        if (called, roles) not in self._continuations:
+            if len(self._continuations) >= _MAX_CONTINUATIONS:
+                self._continuations.clear()
+            self._continuations[called, roles] = self._find_continuation(called, roles)
+        return self._continuations[called, roles]
+
+    def _find_continuation(self, called: Sequence[str], roles: Sequence[str]) -> tuple[str, Sequence[Frame]]:
+        said: dict[str, Any] = {"role": "assistant", "content": "" if called else SAID}
+        if called:
+            functions = [{"name": name, "arguments": {"code": SAID}} for name in called]
+            said["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        padding = ["" if role == "tool" else " \n" for role in roles]
+        new = [{"role": role, "content": f"{pad}{_MARK}{pad[::-1]}"} for role, pad in zip(roles, padding, strict=True)]
+        try:
+            text = self.renderer.render([{"role": "user", "content": "q"}, said, *new], None, opens=True)
+        except Exception as error:  # a template may raise anything
+            raise ValueError(f"the chat template refuses these messages after a turn: {error}") from error
+        parts = text.split(_MARK)
+        _, found, after = parts[0].rpartition(SAID)
+        ends = (self.profile.call_end if called else self.profile.answer_end, *dict(self.profile.stop_tokens).values())
+        end = next((one for one in ends if one in after), None)
+        if len(parts) != len(new) + 1 or not found or end is None:
+            raise ValueError("the chat template does not write these messages after a turn")
+        parts[0] = after.partition(end)[2]
+        return _framed(parts, roles, self.profile.tool_frame)
+
     def _words(self, text: str, *, after: str) -> list[int]:
         """Foreign text: whatever it spells, it never becomes a control token."""
         return self.encoder.encode(text, after=after, plain=True)
+
+
+def _framed(parts: list[str], roles: Sequence[str], tool_frame: Frame) -> tuple[str, Sequence[Frame]]:
+    """What stands before the words of the first message, and a frame for each, from the texts around the marks.
+
+    Blanks that stood around a mark, and quotes that the template wrote around it, belong to the words.
+    """
+    frames: list[Frame] = []
+    parts = list(parts)
+    for number, role in enumerate(roles):
+        frame = replace(tool_frame, head="", tail="") if role == "tool" else Frame("", "", trims=True)
+        if role != "tool" and parts[number].endswith(" \n") and parts[number + 1].startswith("\n "):
+            frame = replace(frame, trims=False)
+        around = '"' if frame.quotes else "" if frame.trims or role == "tool" else " \n"
+        parts[number] = parts[number].removesuffix(around)
+        parts[number + 1] = parts[number + 1].removeprefix(around[::-1])
+        frames.append(frame)
+    return parts[0], [replace(frame, tail=tail) for frame, tail in zip(frames, parts[1:], strict=True)]
 
 
 def chat_of(

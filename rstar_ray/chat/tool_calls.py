@@ -3,7 +3,7 @@
 What cannot be parsed is still a call: it gets its error back as a tool answer and counts as failed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from rstar_ray.chat.call_syntax import HERMES, CallSyntax, WrittenCall
 from rstar_ray.tools.schema import argument_fault, typed
@@ -20,17 +20,22 @@ MAX_CALLS = 1_024
 def parse_tool_calls(
     text: str, syntax: CallSyntax = HERMES, tools: Mapping[str, ToolSpec] = ONLY_PYTHON
 ) -> list[ToolCall]:
-    """Every call in `text`, in order; one that cannot be run carries `parse_error`.
+    """Every call in `text`, in order; one that cannot be run carries `parse_error`."""
+    return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in written_calls(text, syntax, tools)]
+
+
+def written_calls(text: str, syntax: CallSyntax, names: Container[str]) -> list[WrittenCall]:
+    """Every call in `text`, in order, not yet checked against its tool; `names` are those of the tools in use.
 
     A text that is too long, or holds too many calls, is one malformed call.
     """
     if len(text) > MAX_CHARS:
         too_long = f"the turn has {len(text):,} characters; calls are read in up to {MAX_CHARS:,}"
-        return [ToolCall(parse_error=too_long)] if syntax.attempts(text) else []
-    calls = [call for call in syntax.read(text) if not call.fenced or (call.error is None and call.name in tools)]
+        return [WrittenCall(error=too_long)] if syntax.attempts(text) else []
+    calls = [call for call in syntax.read(text) if not call.fenced or (call.error is None and call.name in names)]
     if len(calls) > MAX_CALLS:
-        return [ToolCall(parse_error=f"the turn holds {len(calls):,} calls; at most {MAX_CALLS:,} are read")]
-    return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in calls]
+        return [WrittenCall(error=f"the turn holds {len(calls):,} calls; at most {MAX_CALLS:,} are read")]
+    return calls
 
 
 def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec], *, typed_already: bool) -> ToolCall:

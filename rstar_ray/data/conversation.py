@@ -33,8 +33,9 @@ class RowError(ValueError):
     """A conversation that cannot be read or trained on, and why."""
 
 
-def conversation(row: Any, name: str) -> Conversation:
-    """One row as a conversation; raises `RowError` saying what is wrong with it."""
+def conversation(row: Any, name: str, *, empty_turns: bool = False) -> Conversation:
+    """One row as a conversation; raises `RowError` saying what is wrong with it. `empty_turns`: the assistant may have
+    said nothing."""
     if not isinstance(row, dict):
         raise RowError("no object")
     fields = cast(dict[str, Any], row)
@@ -48,7 +49,7 @@ def conversation(row: Any, name: str) -> Conversation:
         raise RowError("messages is no list, or empty")
     return Conversation(
         name=name,
-        messages=[_message(message, position) for position, message in enumerate(messages)],
+        messages=[_message(message, position, empty_turns) for position, message in enumerate(messages)],
         tools=[_tool(tool) for tool in tools] or None,
     )
 
@@ -152,7 +153,7 @@ _FORMS: Mapping[str, Callable[[dict[str, Any]], tuple[list[Any], list[Any]]]] = 
 # ---------------------------------------------------------------- messages, checked
 
 
-def _message(message: Any, position: int) -> dict[str, Any]:
+def _message(message: Any, position: int, empty_turns: bool) -> dict[str, Any]:
     where = f"message {position + 1}"
     if not isinstance(message, dict):
         raise RowError(f"{where} is no object")
@@ -172,7 +173,7 @@ def _message(message: Any, position: int) -> dict[str, Any]:
         thoughts = [fields.pop(name) for name in _THOUGHTS if isinstance(fields.get(name), str)]
         if thoughts and thoughts[0].strip():
             fields["reasoning_content"] = thoughts[0]
-        if not fields["content"] and not calls:
+        if not fields["content"] and not calls and not empty_turns:
             raise RowError(f"{where} (assistant) has neither `content` nor `tool_calls`")
     return fields
 

@@ -156,7 +156,7 @@ def test_call_markers_that_are_special_tokens_are_seen():
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "r1-distill"])
 def test_calls_and_answers_inside_a_thought_are_none(name: str):
     chat = chat_of_family(name)
-    call = chat._syntax.write(TOOL, {"code": "1"})  # pyright: ignore[reportPrivateUsage]
+    call = chat.syntax.write(TOOL, {"code": "1"})
     opens = "" if chat.profile.prefill else "<think>\n"
     thought = chat.read(ids_of(chat, f"{opens}{call} <answer>1</answer>\n</think>\nno"), after_tools=False)
     assert (thought.calls, thought.spoken.strip()) == ((), "no")
@@ -169,7 +169,7 @@ def test_calls_and_answers_inside_a_thought_are_none(name: str):
 def test_the_reason_of_rstar2_holds_its_calls_but_not_its_answer():
     chat = chat_of_family("rstar2")
     assert chat.profile.prefill == "<reason>"
-    call = chat._syntax.write(TOOL, {"code": "1"})  # pyright: ignore[reportPrivateUsage]
+    call = chat.syntax.write(TOOL, {"code": "1"})
     working = chat.read(ids_of(chat, f"let me see <answer>0</answer>\n{call}<|im_end|>"), after_tools=False)
     assert [one.code for one in working.calls] == ["1"]
     unclosed = chat.read(ids_of(chat, "so it is <answer>5</answer><|im_end|>"), after_tools=False)

@@ -1,0 +1,242 @@
+"""A request of OpenAI's chat completions as the endpoint reads it, and the answer as it is sent."""
+
+import json
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rstar_ray.chat.answer import Answer
+from rstar_ray.config.rollout import MAX_TEMPERATURE
+from rstar_ray.data.conversation import Conversation, RowError, conversation
+from rstar_ray.trajectory import MODELS_OWN, Sampling
+
+MAX_STOP_STRINGS = 16
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "top_logprobs": (0,),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+}
+"""Fields that would change what is sampled in a way that is not supported, and their values without effect beside null.
+"""
+
+
+class BadRequest(ValueError):
+    """A request that cannot be answered, and why. `code` is OpenAI's name for it, where it has one."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request, checked."""
+
+    messages: Sequence[Mapping[str, Any]]  # calls with arguments as objects; results of tools in the order of the calls
+    tools: Sequence[Mapping[str, Any]] = ()
+    reads_calls: bool = True  # False: `tool_choice` is "none"
+    parallel: bool = True  # False: of a turn's calls the first counts
+    max_tokens: int = 0  # 0: no limit of the client's
+    sampling: Sampling | None = None  # None: no choice of the client's
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    stream: bool = False
+    tells_usage: bool = False  # at the end of a stream
+    digest: str = ""  # of the whole body; equal for requests that differ in the order of keys alone
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """Raises `BadRequest` with the field."""
+    fields = _object(body)
+    for name, without_effect in NEUTRAL.items():
+        if fields.get(name) is not None and fields[name] not in without_effect:
+            raise BadRequest(f"{name}: not supported by this server (got {_short(fields[name])}). Hint: leave it out")
+    read = _conversation(fields)
+    sampling = None
+    if fields.get("temperature") is not None or fields.get("top_p") is not None:
+        sampling = Sampling(
+            temperature=float(_number(fields, "temperature", MODELS_OWN.temperature, 0.0, MAX_TEMPERATURE)),
+            top_p=float(_number(fields, "top_p", MODELS_OWN.top_p, 1e-6, 1.0)),
+        )
+    max_tokens = _number(fields, "max_completion_tokens", _number(fields, "max_tokens", 0, 0, 10**9), 0, 10**9)
+    options = fields.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadRequest("stream_options: must be an object")
+    return ChatRequest(
+        messages=read.messages,
+        tools=tuple(read.tools or ()),
+        reads_calls=_reads_calls(fields.get("tool_choice")),
+        parallel=_flag(fields, "parallel_tool_calls", default=True),
+        max_tokens=int(max_tokens),
+        sampling=sampling,
+        stop=_stop(fields.get("stop")),
+        logprobs=_flag(fields, "logprobs"),
+        stream=_flag(fields, "stream"),
+        tells_usage=bool(cast(dict[str, Any], options).get("include_usage")),
+        digest=canonical(fields),
+    )
+
+
+def canonical(value: Any) -> str:
+    """JSON text that does not depend on the order of keys or on whitespace."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+# ---------------------------------------------------------------- fields
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("the body is not valid JSON") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("the body is not an object")
+    return cast(dict[str, Any], fields)
+
+
+def _conversation(fields: Mapping[str, Any]) -> Conversation:
+    messages, tools = fields.get("messages"), fields.get("tools")
+    if not isinstance(messages, list):
+        raise BadRequest("messages: must be a list")
+    try:
+        row = {"messages": _in_order_of_calls(cast(list[Any], messages)), "tools": tools}
+        read = conversation(row, "request", empty_turns=True)
+    except RowError as error:
+        raise BadRequest(f"messages: {error}") from error
+    for tool in read.tools or ():
+        function = tool.get("function")
+        if not isinstance(function, Mapping) or not isinstance(cast(Mapping[str, Any], function).get("name"), str):
+            raise BadRequest("tools: each must be a function with a name")
+        if not isinstance(cast(Mapping[str, Any], function).get("parameters") or {}, Mapping):
+            raise BadRequest("tools: parameters must be a JSON schema")
+    if read.messages[-1]["role"] == "assistant":
+        raise BadRequest("messages: the last one must be of the user, a tool or the system")
+    return read
+
+
+def _in_order_of_calls(messages: Sequence[Any]) -> list[Any]:
+    """The messages with the results of one turn in the order of its calls, whatever their ids and order are."""
+    ordered: list[Any] = []
+    places: dict[str, int] = {}
+    run: list[tuple[int, int, Any]] = []  # of results: the place of the call, the own place, the message
+    for number, message in enumerate(messages):
+        fields = cast(dict[str, Any], message) if isinstance(message, dict) else {}
+        if fields.get("role") == "tool":
+            run.append((places.get(str(fields.get("tool_call_id")), len(places)), number, message))
+            continue
+        ordered += [result for *_, result in sorted(run, key=lambda one: one[:2])]
+        run = []
+        ordered.append(message)
+        if fields.get("role") == "assistant":
+            calls = fields.get("tool_calls")
+            listed = cast(list[Any], calls) if isinstance(calls, list) else []
+            ids = [str(cast(dict[str, Any], call).get("id")) for call in listed if isinstance(call, dict)]
+            places = {one: place for place, one in enumerate(ids)}
+    return ordered + [result for *_, result in sorted(run, key=lambda one: one[:2])]
+
+
+def _reads_calls(choice: Any) -> bool:
+    if choice in (None, "auto"):
+        return True
+    if choice == "none":
+        return False
+    problem = f"tool_choice: only auto and none (got {_short(choice)})"
+    raise BadRequest(f"{problem}: a forced call would not be sampled by the policy. Hint: ask for it in a message")
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    listed = [] if value is None else [value] if isinstance(value, str) else value
+    texts = cast(list[Any], listed) if isinstance(listed, list) else [None]
+    if len(texts) > MAX_STOP_STRINGS or not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"stop: must be a string or up to {MAX_STOP_STRINGS} strings (got {_short(value)})")
+    return tuple(text for text in texts if text)
+
+
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name}: must be true or false (got {_short(value)})")
+    return value
+
+
+def _number(fields: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequest(f"{name}: must be between {low:g} and {high:g} (got {_short(value)})")
+    if isinstance(default, int) and not isinstance(value, int):
+        raise BadRequest(f"{name}: must be an integer (got {_short(value)})")
+    return value
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def message_of(answer: Answer, name: str) -> dict[str, Any]:
+    """The assistant's message as OpenAI writes it; `name` is the completion's, from which the ids of calls derive."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{zlib.crc32(name.encode()):08x}{number:04x}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for number, call in enumerate(answer.calls)
+        ]
+    return message
+
+
+def finish_reason(answer: Answer, *, ended: bool) -> str:
+    """In OpenAI's words; `ended`: the policy ended the turn itself."""
+    if not (ended or answer.stopped):
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+
+
+def logprobs_of(texts: Sequence[str], logprobs: Sequence[float]) -> dict[str, Any]:
+    """Of the sampled tokens, by the text of each; without alternatives."""
+    content = [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in zip(texts, logprobs, strict=True)
+    ]
+    return {"content": content}
+
+
+def completion_body(name: str, model: str, message: Mapping[str, Any], finish: str, **fields: Any) -> dict[str, Any]:
+    """A `chat.completion`; `fields` are `usage` and `logprobs`."""
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": fields.pop("logprobs", None)}
+    made = {"id": f"chatcmpl-{name}", "object": "chat.completion", "created": int(time.time()), "model": model}
+    return made | {"choices": [choice]} | fields
+
+
+def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:
+    """An error as OpenAI writes it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": text, "type": kind, "param": None, "code": code or status}}

@@ -1,0 +1,188 @@
+"""The tokens behind a client's messages: what was sampled is found again, and only new messages are encoded.
+
+A client sends its whole conversation with every request, in words of its own: arguments of calls written again, ids
+renumbered, reasoning left out. `TokenLines` matches such a request to the longest stored line of tokens by a canonical
+form of the messages, and encodes what follows it by the chat template. A request that differs begins a new line, which
+costs tokens but is never wrong. Completions form a tree: a completion continues another one, or begins a line.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rstar_ray.agent.chat_request import ChatRequest, canonical
+from rstar_ray.chat.template import TokenizerChat
+
+NEW = -1
+"""In place of a completion's number: a line that begins with its own prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a request stands among the tokens."""
+
+    parent: int  # the completion that it continues, or `NEW`
+    context_ids: list[int]  # tokens between that completion and the one asked for; the whole prompt of a new line
+    prompt_ids: list[int]  # everything before the completion asked for
+    why_new: str = ""  # why it begins a line although others are there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampled:
+    """One completion with the tokens before it."""
+
+    parent: int
+    line_ids: list[int]  # from the beginning of its line to the completion's end
+    ended: bool
+    called: tuple[str, ...]  # names of the tools that it called
+    reasoning: str
+
+
+class TokenLines:
+    """The lines of one rollout, or of one server."""
+
+    def __init__(self, chat: TokenizerChat) -> None:
+        self._chat = chat
+        self._sampled: list[_Sampled] = []
+        self._by_key: dict[str, list[int]] = {}  # by the key of a conversation with its answer
+        self._known: set[str] = set()  # keys of all conversations, from the tools alone to the answer
+        self._continued: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._sampled)
+
+    @property
+    def num_tokens(self) -> int:
+        """Held, tokens that several lines share counted in each."""
+        return sum(len(one.line_ids) for one in self._sampled)
+
+    def place(self, request: ChatRequest) -> Place:
+        """Raises `ValueError` for a conversation that the chat template refuses."""
+        keys = _keys(request.messages, request.tools)
+        refused = ""
+        for length in range(len(request.messages) - 1, 0, -1):
+            for number in reversed(self._by_key.get(keys[length], ())):
+                if self._reasoning_differs(number, request.messages[:length]):
+                    refused = refused or "the reasoning of an earlier turn was rewritten"
+                    continue
+                try:
+                    context = self._context(self._sampled[number], request.messages[length:])
+                except ValueError as cannot:
+                    refused = refused or str(cannot)
+                    break
+                why_new = "an earlier turn is continued in another way" if number in self._continued else ""
+                prompt = [*self._sampled[number].line_ids, *context]
+                return Place(parent=number, context_ids=context, prompt_ids=prompt, why_new=why_new)
+        prompt = self._chat.request_ids(request.messages, request.tools)
+        why_new = (refused or self._divergence(keys, request)) if self._sampled else ""
+        return Place(parent=NEW, context_ids=prompt, prompt_ids=prompt, why_new=why_new)
+
+    def add(
+        self,
+        place: Place,
+        request: ChatRequest,
+        token_ids: Sequence[int],
+        message: Mapping[str, Any],
+        *,
+        called: Sequence[str] = (),
+        ended: bool = True,
+    ) -> int:
+        """Store a completion and the message that the client receives for it; returns the completion's number."""
+        number = len(self._sampled)
+        keys = _keys([*request.messages, message], request.tools)
+        self._sampled.append(
+            _Sampled(
+                parent=place.parent,
+                line_ids=[*place.prompt_ids, *token_ids],
+                ended=ended,
+                called=tuple(called),
+                reasoning=_reasoning(message),
+            )
+        )
+        self._continued.add(place.parent)
+        self._by_key.setdefault(keys[-1], []).append(number)
+        self._known.update(keys)
+        return number
+
+    def _context(self, sampled: _Sampled, new: Sequence[Mapping[str, Any]]) -> list[int]:
+        if any(message["role"] == "assistant" for message in new):
+            raise ValueError("it holds a message of the assistant that the policy did not write")
+        profile = self._chat.profile
+        end = profile.call_end if sampled.called else profile.answer_end
+        closing = [] if sampled.ended else self._chat.encoder.encode(end, after="x")
+        return [*closing, *self._chat.continuation_ids(sampled.called, new)]
+
+    def _reasoning_differs(self, number: int, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the client rewrote a turn's reasoning; one that it left out is the stored one."""
+        answers = [message for message in messages if message["role"] == "assistant"]
+        for message, stored in zip(reversed(answers), self._ancestors(number), strict=False):
+            given = _reasoning(message)
+            if given and given != stored.reasoning:
+                return True
+        return False
+
+    def _ancestors(self, number: int) -> Iterator[_Sampled]:
+        while number != NEW:
+            yield self._sampled[number]
+            number = self._sampled[number].parent
+
+    def _divergence(self, keys: Sequence[str], request: ChatRequest) -> str:
+        """Where a conversation leaves the stored ones, as a sentence."""
+        if keys[0] not in self._known:
+            return "the tools differ"
+        length = next((number for number, key in enumerate(keys) if key not in self._known), len(keys))
+        if length == len(keys):
+            return f"message {length - 1} is answered again"
+        return f"message {length} ({request.messages[length - 1]['role']}) differs"
+
+
+def _keys(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Digests of the canonical form of a conversation: of its tools alone, then up to each message."""
+    keys = [canonical(list(tools))]
+    for message in messages:
+        keys.append(f"{_digest(keys[-1])} {_key(message)}")
+    return [_digest(key) for key in keys]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _key(message: Mapping[str, Any]) -> str:
+    """Without ids, reasoning, and whitespace around the words; a call by its name and its arguments' values."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(function["name"], _arguments(function.get("arguments"))) for function in functions]
+    return canonical([message["role"], str(message.get("content") or "").strip(), calls])
+
+
+def _arguments(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    return str(message.get("reasoning_content") or "").strip()
+
+
+# ---------------------------------------------------------------- rows
+
+
+def lines_of(parents: Sequence[int]) -> list[list[int]]:
+    """The completions of each line, from its beginning to a completion that none continues; lines in the order of
+    their ends.
+
+    >>> lines_of([-1, 0, 0, -1])
+    [[0, 1], [0, 2], [3]]
+    """
+    continued = set(parents)
+    lines: list[list[int]] = []
+    for number in range(len(parents)):
+        if number in continued:
+            continue
+        line, at = list[int](), number
+        while at != NEW:
+            line.append(at)
+            at = parents[at]
+        lines.append(line[::-1])
+    return lines

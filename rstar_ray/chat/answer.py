@@ -1,0 +1,181 @@
+"""A completion as the message of a chat API: content, reasoning and tool calls, while its tokens arrive.
+
+A call that cannot be read stays text, as servers of chat completions return it; its reason is kept for the record.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rstar_ray.chat.call_syntax import MISTRAL_MARKER, Marked, WrittenCall
+from rstar_ray.chat.streamed import Heard, Streamed
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.thoughts import where_calls_stand
+from rstar_ray.chat.tool_calls import written_calls
+from rstar_ray.tools.schema import typed
+
+Piece = tuple[Heard, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One completion as a message."""
+
+    content: str
+    reasoning: str
+    calls: tuple[WrittenCall, ...] = ()  # those that can be read
+    unreadable: tuple[str, ...] = ()  # of the others, why not
+    num_tokens: int  # of the completion that count: up to the one that completed a stop string
+    stopped: bool = False  # by a stop string
+
+
+class AnswerReader:
+    """Reads one completion token by token.
+
+    Content and reasoning come as pieces while they are written. Calls are read at the end, and so is the content where
+    the call syntax has no closing marker, since any word may then be the beginning of a call.
+    """
+
+    def __init__(
+        self,
+        chat: TokenizerChat,
+        prompt_ids: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        parallel: bool = True,
+        stop: Sequence[str] = (),
+    ) -> None:
+        """`tools` are those whose calls are read, as `{"type": "function", "function": {...}}`; without `parallel` only
+        the first call of a turn counts.
+        """
+        self._chat = chat
+        self._tools = {str(tool["function"]["name"]): tool["function"] for tool in tools}
+        self._parallel = parallel
+        self._stop = [text for text in stop if text]
+        self._inside = inside_thought(chat, prompt_ids)
+        self._held = bool(tools) and not isinstance(chat.syntax, Marked)
+        self._view = Streamed(
+            chat.profile.thought, inside=self._inside, call_markers=chat.call_markers if tools else ()
+        )
+        self._decoder = TextOfTokens(chat.decode)
+        self._text, self._shown = "", 0
+        self._parts: dict[Heard, list[str]] = {Heard.SAID: [], Heard.THOUGHT: []}
+        self._unshown: list[str] = []  # content that waits for the end
+        self._num_tokens = 0
+        self.stopped = False
+
+    def feed(self, token_ids: Sequence[int]) -> list[Piece]:
+        """What can be shown now. Tokens after a stop string are ignored."""
+        for token in [[one] for one in token_ids] if self._stop else [list(token_ids)]:
+            if self.stopped:
+                break
+            self._num_tokens += len(token)
+            self._text += self._decoder.after([one for one in token if one not in self._chat.profile.stop_token_ids])
+            self._cut_at_stop()
+        until = len(self._text) if self.stopped else len(self._text) - self._may_begin_stop()
+        new, self._shown = self._text[self._shown : until], max(until, self._shown)
+        return self._pieces(self._view.feed(new))
+
+    def end(self) -> tuple[list[Piece], Answer]:
+        """The last pieces, and the message: its content is the pieces of content together."""
+        new, self._shown = self._text[self._shown :], len(self._text)
+        pieces = self._pieces([*self._view.feed(new), *self._view.end()])
+        calls, unreadable = self._calls()
+        rest = self._rest(calls)
+        if rest:
+            self._parts[Heard.SAID].append(rest)
+            pieces.append((Heard.SAID, rest))
+        content, reasoning = ("".join(self._parts[kind]) for kind in (Heard.SAID, Heard.THOUGHT))
+        return pieces, Answer(
+            content=content,
+            reasoning=reasoning,
+            calls=calls,
+            unreadable=unreadable,
+            num_tokens=self._num_tokens,
+            stopped=self.stopped,
+        )
+
+    def _pieces(self, heard: Any) -> list[Piece]:
+        pieces: list[Piece] = []
+        for kind, text in heard:
+            if kind is Heard.SAID and self._held:
+                self._unshown.append(text)
+                continue
+            if not self._parts[kind] and (kind is Heard.THOUGHT or self._parts[Heard.THOUGHT]):
+                text = text.lstrip("\n")  # what templates write between the markers of a thought and the words
+            if text:
+                self._parts[kind].append(text)
+                pieces.append((kind, text))
+        return pieces
+
+    def _calls(self) -> tuple[tuple[WrittenCall, ...], tuple[str, ...]]:
+        if not self._tools:
+            return (), ()
+        thought = self._chat.profile.thought
+        text = where_calls_stand(self._text, thought, inside=self._inside)
+        written = written_calls(text, self._chat.syntax, self._tools)
+        read = [call for call in written if call.error is None]
+        if not self._chat.syntax.typed:
+            read = [
+                WrittenCall(call.name, typed(call.arguments, self._tools.get(call.name, {}).get("parameters") or {}))
+                for call in read
+            ]
+        calls = tuple(read if self._parallel else read[:1])
+        return calls, tuple(call.error for call in written if call.error is not None)
+
+    def _rest(self, calls: Sequence[WrittenCall]) -> str:
+        """Content that was held back and is none of a call."""
+        if self._held:
+            said = "".join(self._unshown)
+            before, marker, _ = said.partition(MISTRAL_MARKER)
+            return said if not calls else before if marker else ""
+        return "".join(text for text in self._view.call_texts if not (calls and self._reads(text)))
+
+    def _reads(self, text: str) -> bool:
+        found = self._chat.syntax.read(text)
+        return bool(found) and all(call.error is None for call in found)
+
+    def _cut_at_stop(self) -> None:
+        longest = max(map(len, self._stop), default=0)
+        begin = max(0, self._shown - longest)
+        found = min((at for text in self._stop if (at := self._text.find(text, begin)) >= 0), default=-1)
+        if found >= 0:
+            self._text, self.stopped = self._text[:found], True
+
+    def _may_begin_stop(self) -> int:
+        """Characters at the end of the text that may be the beginning of a stop string."""
+        longest = max(map(len, self._stop), default=1) - 1
+        ends = range(min(longest, len(self._text)), 0, -1)
+        return next((n for n in ends if any(text.startswith(self._text[-n:]) for text in self._stop)), 0)
+
+
+def inside_thought(chat: TokenizerChat, prompt_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends with a thought that it has opened."""
+    opens = chat.profile.thought.opens
+    text = chat.decode(prompt_ids[-2 * len(opens) - 8 :])
+    return re.sub(r"\s+\Z", "", text).endswith(opens)
+
+
+class TextOfTokens:
+    """The text of tokens that come piece by piece, in linear time: only the last two pieces are decoded again."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._before: list[int] = []  # the piece before, as context: some tokenizers drop the first space of a text
+        self._pending: list[int] = []
+        self._shown = 0  # characters of the text of both
+
+    def after(self, piece: Sequence[int]) -> str:
+        """What follows the text so far. An incomplete character waits for its last token."""
+        if not piece:
+            return ""
+        self._pending += piece
+        text = self._decode([*self._before, *self._pending])
+        whole = text.rstrip("\ufffd")
+        new = whole[self._shown :]
+        self._shown = max(self._shown, len(whole))
+        if whole == text:
+            self._before, self._pending = self._pending, []
+            self._shown = len(self._decode(self._before))
+        return new
