@@ -148,10 +148,32 @@ def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> Toke
     return load_chat(folder, config, instruct=True, tools=tools, syntax_of=VllmCalls)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """An engine that is up, and the chat of its model."""
+
+    chat: TokenizerChat
+    engine: Any  # actors.generation.engine.Engine
+    context_tokens: int
+
+
 @asynccontextmanager
 async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker, None]:
     """An engine that serves `model`, a folder or a hub's id, and the tools; both end with the context."""
     specs = specs_of(config.tools, config.own_folder, config.chat)
+    async with own_engine(model, config, specs) as served, talk_tools(specs, config.tools, config.own_folder) as tools:
+        yield OwnTalker(
+            chat=served.chat,
+            engine=served.engine,
+            tools=tools,
+            config=config,
+            context_tokens=served.context_tokens,
+        )
+
+
+@asynccontextmanager
+async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) -> AsyncGenerator[ServedModel, None]:
+    """An engine that serves `model`, a folder or a hub's id; it ends with the context."""
     folder = local_folder(model)
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
@@ -163,12 +185,11 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
 
     adapter = adapter_to_serve(settings, folder, trained=False)
     engine = Engine(settings, folder, adapter=adapter, stop_token_ids=chat.profile.stop_token_ids)
-    async with talk_tools(specs, config.tools, config.own_folder) as tools:
-        try:
-            facts = await engine.start()
-            yield OwnTalker(chat=chat, engine=engine, tools=tools, config=config, context_tokens=facts.max_model_len)
-        finally:
-            await engine.close()
+    try:
+        facts = await engine.start()
+        yield ServedModel(chat=chat, engine=engine, context_tokens=facts.max_model_len)
+    finally:
+        await engine.close()
 
 
 # ---------------------------------------------------------------- somebody else's server

@@ -8,7 +8,7 @@ costs tokens but is never wrong. Completions form a tree: a completion continues
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ class Place:
     parent: int  # the completion that it continues, or `NEW`
     context_ids: list[int]  # tokens between that completion and the one asked for; the whole prompt of a new line
     prompt_ids: list[int]  # everything before the completion asked for
+    reasonings: tuple[str, ...] = ()  # of the sampled turns before
     why_new: str = ""  # why it begins a line although others are there
 
 
@@ -33,11 +34,10 @@ class Place:
 class _Sampled:
     """One completion with the tokens before it."""
 
-    parent: int
     line_ids: list[int]  # from the beginning of its line to the completion's end
     ended: bool
     called: tuple[str, ...]  # names of the tools that it called
-    reasoning: str
+    reasonings: tuple[str, ...]  # of this turn and the sampled ones before it
 
 
 class TokenLines:
@@ -49,35 +49,39 @@ class TokenLines:
         self._by_key: dict[str, list[int]] = {}  # by the key of a conversation with its answer
         self._known: set[str] = set()  # keys of all conversations, from the tools alone to the answer
         self._continued: set[int] = set()
+        self.num_tokens = 0  # held; those that several completions have before them count for each
 
     def __len__(self) -> int:
         return len(self._sampled)
 
-    @property
-    def num_tokens(self) -> int:
-        """Held, tokens that several lines share counted in each."""
-        return sum(len(one.line_ids) for one in self._sampled)
-
     def place(self, request: ChatRequest) -> Place:
         """Raises `ValueError` for a conversation that the chat template refuses."""
+        if (found := self.find(request)) is not None:
+            return found
+        prompt = self._chat.request_ids(request.messages, request.tools)
+        why_new = self._divergence(request) if self._sampled else ""
+        return Place(parent=NEW, context_ids=prompt, prompt_ids=prompt, why_new=why_new)
+
+    def find(self, request: ChatRequest) -> Place | None:
+        """Behind the longest stored conversation that the request continues; None where there is none."""
         keys = _keys(request.messages, request.tools)
-        refused = ""
         for length in range(len(request.messages) - 1, 0, -1):
             for number in reversed(self._by_key.get(keys[length], ())):
-                if self._reasoning_differs(number, request.messages[:length]):
-                    refused = refused or "the reasoning of an earlier turn was rewritten"
+                before = self._sampled[number]
+                if _reasoning_differs(before.reasonings, request.messages[:length]):
                     continue
                 try:
-                    context = self._context(self._sampled[number], request.messages[length:])
-                except ValueError as cannot:
-                    refused = refused or str(cannot)
+                    context = self._context(before, request.messages[length:])
+                except ValueError:  # `_divergence` says it
                     break
-                why_new = "an earlier turn is continued in another way" if number in self._continued else ""
-                prompt = [*self._sampled[number].line_ids, *context]
-                return Place(parent=number, context_ids=context, prompt_ids=prompt, why_new=why_new)
-        prompt = self._chat.request_ids(request.messages, request.tools)
-        why_new = (refused or self._divergence(keys, request)) if self._sampled else ""
-        return Place(parent=NEW, context_ids=prompt, prompt_ids=prompt, why_new=why_new)
+                return Place(
+                    parent=number,
+                    context_ids=context,
+                    prompt_ids=[*before.line_ids, *context],
+                    reasonings=before.reasonings,
+                    why_new="an earlier turn is continued in another way" if number in self._continued else "",
+                )
+        return None
 
     def add(
         self,
@@ -94,14 +98,14 @@ class TokenLines:
         keys = _keys([*request.messages, message], request.tools)
         self._sampled.append(
             _Sampled(
-                parent=place.parent,
                 line_ids=[*place.prompt_ids, *token_ids],
                 ended=ended,
                 called=tuple(called),
-                reasoning=_reasoning(message),
+                reasonings=(*place.reasonings, _reasoning(message)),
             )
         )
         self._continued.add(place.parent)
+        self.num_tokens += len(self._sampled[-1].line_ids)
         self._by_key.setdefault(keys[-1], []).append(number)
         self._known.update(keys)
         return number
@@ -114,28 +118,31 @@ class TokenLines:
         closing = [] if sampled.ended else self._chat.encoder.encode(end, after="x")
         return [*closing, *self._chat.continuation_ids(sampled.called, new)]
 
-    def _reasoning_differs(self, number: int, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the client rewrote a turn's reasoning; one that it left out is the stored one."""
-        answers = [message for message in messages if message["role"] == "assistant"]
-        for message, stored in zip(reversed(answers), self._ancestors(number), strict=False):
-            given = _reasoning(message)
-            if given and given != stored.reasoning:
-                return True
-        return False
-
-    def _ancestors(self, number: int) -> Iterator[_Sampled]:
-        while number != NEW:
-            yield self._sampled[number]
-            number = self._sampled[number].parent
-
-    def _divergence(self, keys: Sequence[str], request: ChatRequest) -> str:
-        """Where a conversation leaves the stored ones, as a sentence."""
+    def _divergence(self, request: ChatRequest) -> str:
+        """Why a conversation continues none of the stored ones, as a sentence."""
+        keys = _keys(request.messages, request.tools)
         if keys[0] not in self._known:
             return "the tools differ"
+        for length in range(len(request.messages) - 1, 0, -1):
+            if numbers := self._by_key.get(keys[length]):
+                before = [self._sampled[number] for number in numbers]
+                if all(_reasoning_differs(one.reasonings, request.messages[:length]) for one in before):
+                    return "the reasoning of an earlier turn was rewritten"
+                try:
+                    self._context(before[-1], request.messages[length:])
+                except ValueError as refused:
+                    return str(refused)
         length = next((number for number, key in enumerate(keys) if key not in self._known), len(keys))
         if length == len(keys):
             return f"message {length - 1} is answered again"
         return f"message {length} ({request.messages[length - 1]['role']}) differs"
+
+
+def _reasoning_differs(reasonings: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a client rewrote the reasoning of one of the latest turns; one that it left out is the stored one."""
+    given = [_reasoning(message) for message in messages if message["role"] == "assistant"]
+    pairs = zip(reversed(given), reversed(reasonings), strict=False)
+    return any(said and said != stored for said, stored in pairs)
 
 
 def _keys(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[str]:

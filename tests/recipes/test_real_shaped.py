@@ -29,7 +29,7 @@ from aiohttp.test_utils import TestServer
 from actors.talk.talker import OwnTalker, TalkConfig, Talker, chat_in, own_talker, server_talker
 from examples.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 from recipes.prepare import main as prepare
-from recipes.serve import ServeOptions, Server
+from recipes.serve import AgentAnswers, ServeOptions, Server
 from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
@@ -222,7 +222,7 @@ async def one_talks_with_it_and_others_do_over_http(journey: Journey) -> list[in
     async with own_talker(str(journey.policy), talk_config(journey)) as talker:
         await asked(talker)
         options = ServeOptions(model=str(journey.policy))
-        async with TestServer(Server(talker, options, "secret").app()) as server:
+        async with TestServer(Server(AgentAnswers(talker), options, "secret").app()) as server:
             await answers_over_http(str(server.make_url("/v1")), tokens_of_the_prompt(talker))
         return talker.chat.conversation_ids(QUESTION)
 
@@ -349,7 +349,7 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
     said = journey.done([sys.executable, "recipes/chat.py", *talking, "--prompt", "What is 12 * 34?"])
     assert re.search(r"print\(\d+ \* \d+\)", said) and "─ result ─" in said and "<answer>\\boxed{" in said
     port = free_port()
-    serving = [sys.executable, "recipes/serve.py", *talking, "--port", str(port)]
+    serving = [sys.executable, "recipes/serve.py", *talking, "--run-tools", "--port", str(port)]
     with journey.started(serving, RSTAR_RAY_TOKEN="secret") as process:
 
         async def over_http() -> None:

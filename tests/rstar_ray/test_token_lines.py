@@ -207,11 +207,11 @@ def test_words_of_a_client_spell_no_control_token():
 # ---------------------------------------------------------------- reading
 
 
-def read(name: str, text: str, *, size: int = 1, **how: Any) -> tuple[dict[str, Any], str, int]:
+def read(name: str, text: str, *, size: int = 1, tools: Any = TOOLS, **how: Any) -> tuple[dict[str, Any], str, int]:
     """The message, the content that was shown piece by piece, and the tokens that count."""
     chat = CHATS[name]
     ids = list(chat.tokenizer.encode(text, add_special_tokens=False))
-    reader = AnswerReader(chat, [], **{"tools": TOOLS, **how})
+    reader = AnswerReader(chat, [], tools=tools, **how)
     pieces = [one for at in range(0, len(ids), size) for one in reader.feed(ids[at : at + size])]
     last, answer = reader.end()
     return (

@@ -1,0 +1,139 @@
+"""Chat completions by the policy itself: the client's tools are shown to it, and its calls go back to the client.
+
+A conversation that goes on is sampled from the tokens of its earlier turns, exactly as in training, whatever the client
+sends back of their text. So what is served is what was trained.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from rstar_ray.agent.chat_request import BadRequest, ChatRequest, finish_reason, logprobs_of, message_of, usage_of
+from rstar_ray.agent.token_lines import Place, TokenLines
+from rstar_ray.chat.answer import Answer, AnswerReader, Piece
+from rstar_ray.chat.streamed import Heard
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.trajectory import Completion, Sampling
+
+MAX_LINE_TOKENS = 2_000_000
+"""Held to recognise conversations by, at most twice; then the older half is forgotten and would be encoded again."""
+Delta = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of an answer, and all of it."""
+
+    message: Mapping[str, Any]
+    finish: str
+    usage: Mapping[str, int]
+    logprobs: Mapping[str, Any] | None = None
+
+
+class PolicyAnswers:
+    """Answers requests by one engine."""
+
+    def __init__(
+        self, chat: TokenizerChat, engine: Any, *, sampling: Sampling, max_tokens: int, context_tokens: int
+    ) -> None:
+        """`engine`: an `actors.generation.engine.Engine`. `sampling` and `max_tokens` hold where a request names
+        none.
+        """
+        self._chat = chat
+        self._engine = engine
+        self._sampling = sampling
+        self._max_tokens = max_tokens
+        self._context_tokens = context_tokens
+        self._lines = RecentLines(chat)
+
+    async def answer(self, request: ChatRequest) -> AsyncGenerator[Delta | Finished, None]:
+        """The deltas of a message, as they are sampled, then `Finished`. With `logprobs` all deltas come at the end.
+
+        Raises `BadRequest` for a request that cannot be answered, `ValueError` for messages that the chat template
+        refuses, and `EngineError` when the engine is gone.
+        """
+        place = self._lines.place(request)
+        room = self._context_tokens - len(place.prompt_ids)
+        if room <= 0:
+            problem = f"the messages are {len(place.prompt_ids)} tokens, the context {self._context_tokens}"
+            raise BadRequest(f"{problem}. Hint: shorten them", code="context_length_exceeded")
+        tools = request.tools if request.reads_calls else ()
+        reader = AnswerReader(self._chat, place.prompt_ids, tools=tools, parallel=request.parallel, stop=request.stop)
+        name = secrets.token_hex(12)
+        asked: dict[str, Any] = {
+            "request_id": f"chat-{name}",
+            "max_tokens": min(room, request.max_tokens or self._max_tokens),
+            "seed": secrets.randbits(62),
+            "sampling": request.sampling or self._sampling,
+        }
+        token_ids: list[int] = []
+        values: list[float] = []
+        if request.logprobs:
+            completion: Completion = await self._engine.generate(place.prompt_ids, **asked)
+            token_ids, values = completion.token_ids, completion.logprobs
+            for delta in deltas(reader.feed(token_ids)):
+                yield delta
+        else:
+            async with aclosing(self._engine.stream(place.prompt_ids, **asked)) as pieces:
+                async for piece in pieces:
+                    token_ids += piece
+                    for delta in deltas(reader.feed(piece)):
+                        yield delta
+                    if reader.stopped:
+                        break
+        last, answer = reader.end()
+        token_ids = token_ids[: answer.num_tokens]
+        for delta in deltas(last):
+            yield delta
+        ended = bool(token_ids) and token_ids[-1] in self._chat.profile.stop_token_ids
+        message = message_of(answer, name)
+        if calls := message.get("tool_calls"):
+            yield {"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]}
+        self._lines.add(place, request, token_ids, message, answer, ended=ended)
+        yield Finished(
+            message=message,
+            finish=finish_reason(answer, ended=ended),
+            usage=usage_of(len(place.prompt_ids), len(token_ids)),
+            logprobs=self._logprobs(token_ids, values) if request.logprobs else None,
+        )
+
+    def _logprobs(self, token_ids: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
+        return logprobs_of([self._chat.decode([one]) for one in token_ids], values[: len(token_ids)])
+
+
+def deltas(pieces: Sequence[Piece]) -> list[Delta]:
+    """Pieces of a turn as a client receives them."""
+    names = {Heard.SAID: "content", Heard.THOUGHT: "reasoning_content"}
+    return [{names[kind]: text} for kind, text in pieces]
+
+
+class RecentLines:
+    """The token lines of the latest conversations; the oldest are forgotten."""
+
+    def __init__(self, chat: TokenizerChat) -> None:
+        self._chat = chat
+        self._older, self._newer = TokenLines(chat), TokenLines(chat)
+
+    def place(self, request: ChatRequest) -> Place:
+        """Raises as `TokenLines.place`."""
+        if (found := self._newer.find(request)) is not None:
+            return found
+        return self._older.find(request) or self._newer.place(request)
+
+    def add(
+        self,
+        place: Place,
+        request: ChatRequest,
+        token_ids: Sequence[int],
+        message: Mapping[str, Any],
+        answer: Answer,
+        *,
+        ended: bool,
+    ) -> None:
+        """Store a completion that `place` was found for."""
+        called = [call.name for call in answer.calls]
+        self._newer.add(place, request, token_ids, message, called=called, ended=ended)
+        if self._newer.num_tokens > MAX_LINE_TOKENS:
+            self._older, self._newer = self._newer, TokenLines(self._chat)
