@@ -37,7 +37,7 @@ CHATS = {name: chat_of_family(name) for name in FAMILIES}
 
 
 SEEDS = int(os.environ.get("RSTAR_TEST_CONVERSATIONS", "168")) // len(FAMILIES)
-"""Conversations of each family; 10,000 in all take ten minutes."""
+"""Conversations of each family; 10,000 in all take three minutes."""
 
 
 class Harness:
