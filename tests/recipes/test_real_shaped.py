@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,7 @@ class Journey:
         return self.command(*arguments, *data, "--steps", str(self.size.steps))
 
     @contextmanager
-    def started(self, command: Sequence[str], **environment: str) -> "Iterator[subprocess.Popen[bytes]]":
+    def started(self, command: Sequence[str], **environment: str) -> "Generator[subprocess.Popen[bytes]]":
         self.log.write_bytes(b"")
         with self.log.open("ab") as output:
             process = subprocess.Popen(
@@ -275,7 +275,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def vllms_own_server(journey: Journey) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+async def vllms_own_server(journey: Journey) -> AsyncGenerator[Callable[[], Awaitable[str]]]:
     """On the exported folder, being started; call what it gives to wait for its address."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/v1"
