@@ -171,6 +171,7 @@ def of_run(run: RunConfig) -> PlanConfig:
     settings = leaves(run)
     of_the_run: dict[str, Any] = {name: settings[setting] for name, setting in SETTINGS.items()}
     of_the_run |= {"scale": scale, "gpus": machines.nodes * machines.gpus, "gpu_memory_gb": machines.gpu_memory_gb}
+    of_the_run |= {"bandwidth_tb_s": machines.bandwidth_tb_s, "tflops": machines.tflops}
     of_the_run |= {"model": run.model, "stage": run.stage if run.stage in STAGES else PlanConfig.stage}
     return PlanConfig(**of_the_run)
 
@@ -313,7 +314,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         ),
         checkpoints(config, model, colocated.learner_gpus).summary() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
-        "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
+        "A step is the sum of its phases, colocated and separated: without staleness the loop overlaps none of them.",
     ]
     if separated is not None and not separated.problems and not colocated.problems:
         better, other = sorted((colocated, separated), key=lambda placement: placement.step_s)

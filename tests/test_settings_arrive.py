@@ -67,6 +67,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"engine.block_size": 64}, {"block_size": 64}),
         ({"engine.kv_tokens": 3_200}, {"num_gpu_blocks_override": 101}),  # vLLM keeps one for itself
         ({"engine.max_running": 9}, {"max_num_seqs": 9}),
+        ({"engine.max_batched_tokens": 4_096}, {"max_num_batched_tokens": 4_096}),
         ({"engine.gpu_memory_share": 0.3}, {"gpu_memory_utilization": 0.3}),
         ({"engine.gpus_per_replica": 1.0}, {"enforce_eager": False}),
         ({"engine.gpus_per_replica": 1.0, "engine.compile": False}, {}),
@@ -88,7 +89,7 @@ def test_settings_reach_vllm(values: dict[str, Any], arrives: dict[str, Any], mo
         ({"optimizer.beta1": 0.8, "optimizer.beta2": 0.9}, {"betas": (0.8, 0.9)}),
         ({"optimizer.epsilon": 1e-6}, {"eps": 1e-6}),
         ({"learner.gpus_per_rank": 1.0}, {"fused": True}),
-        ({"learner.gpus_per_rank": 1.0, "learner.offload": True}, {}),
+        ({"learner.offload": True}, {"fused": True}),  # on the host, by torch's kernel for CPUs
     ],
 )
 def test_settings_reach_deepspeed_and_adam(values: dict[str, Any], arrives: dict[str, Any]):
@@ -97,7 +98,7 @@ def test_settings_reach_deepspeed_and_adam(values: dict[str, Any], arrives: dict
         return deepspeed_config(learner, adam) | optimizer_arguments(learner, adam)
 
     changed = changed_by(values, boundary)
-    assert arrives.items() <= changed.items() and (arrives or "fused" not in changed)
+    assert arrives.items() <= changed.items()
 
 
 def test_determinism_and_threads_reach_the_processes(model: Path):

@@ -98,6 +98,8 @@ def engine_arguments(config: RunConfig, model: Path, adapter: AdapterSettings | 
         "block_size": engine.block_size,
         "num_gpu_blocks_override": engine.num_blocks,
         "max_num_seqs": engine.max_running,
+        # Left out, `from_engine_args` falls to 2,048: vLLM's larger defaults are for its own server and LLM class.
+        "max_num_batched_tokens": max(engine.max_batched_tokens, engine.max_running),
         "gpu_memory_utilization": engine.gpu_memory_share,
         "enforce_eager": engine.eager,
         "tensor_parallel_size": engine.tensor_parallel,

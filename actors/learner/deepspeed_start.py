@@ -113,7 +113,7 @@ def optimizer_arguments(learner: LearnerConfig, adam: OptimizerConfig) -> dict[s
         "lr": 0.0,  # every update names its own
         "betas": (adam.beta1, adam.beta2),
         "eps": adam.epsilon,
-        "fused": learner.device == "cuda" and not learner.offload,
+        "fused": learner.device == "cuda" or learner.offload,  # offloaded: torch's fused AdamW for CPUs
     }
 
 

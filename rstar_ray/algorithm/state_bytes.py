@@ -39,8 +39,9 @@ class StateBytes:
 
     @property
     def offloaded(self) -> int:
-        """What `--learner.offload` keeps in host memory: the gradients' share too (DeepSpeed 0.19, stage3.py)."""
-        return self.gradient + self.master + self.moments
+        """What `--learner.offload` keeps in host memory: gradients twice, as ZeRO-3's flat buffer and as those of the
+        float32 weights (DeepSpeed 0.19.8, stage3.py, `_setup_for_real_optimizer` and `initialize_optimizer_states`)."""
+        return 2 * self.gradient + self.master + self.moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def state_bytes(dtype: Dtype, zero: int) -> StateBytes:
     """Under `--learner.dtype` and `--learner.zero`.
 
     >>> state_bytes("bfloat16", 3).total, state_bytes("bfloat16", 3).offloaded
-    (18, 16)
+    (18, 20)
     """
     master = BYTES["float32"] if zero else 0
     return StateBytes(weight=BYTES[dtype], gradient=BYTES[GRADIENTS], master=master, moments=2 * BYTES["float32"])

@@ -52,6 +52,8 @@ class EngineConfig:
     """KV cache per replica [tokens]; 0 lets the engine take what memory allows"""
     max_running: Annotated[MayChange[int], at_least(1)] = 256
     """rollouts one engine decodes at once"""
+    max_batched_tokens: Annotated[MayChange[int], ON_GPUS, at_least(1)] = 8_192
+    """tokens that one step of an engine may compute, prompts and decodes together (vLLM's max_num_batched_tokens)"""
     gpu_memory_share: Annotated[MayChange[float], within("(0, 0.95]")] = 0.6
     """share of the GPU's memory the engine may take"""
     compile: Annotated[MayChange[bool], ON_GPUS] = True

@@ -109,13 +109,15 @@ class Machines:
     gpus: int  # of a node
     cpus: int  # of a node
     gpu_memory_gb: float = 0.0
+    bandwidth_tb_s: float = 0.0  # of a GPU's memory; peaks from the data sheets of H100 SXM and MI300X
+    tflops: float = 0.0  # dense bf16
 
 
 MACHINES = {
     "tiny": Machines(nodes=1, gpus=0, cpus=2),
-    "gpu": Machines(nodes=1, gpus=1, cpus=16, gpu_memory_gb=80),
-    "gpu-8": Machines(nodes=1, gpus=8, cpus=96, gpu_memory_gb=80),
-    "mi300x-64": Machines(nodes=8, gpus=8, cpus=96, gpu_memory_gb=192),
+    "gpu": Machines(nodes=1, gpus=1, cpus=16, gpu_memory_gb=80, bandwidth_tb_s=3.35, tflops=989),
+    "gpu-8": Machines(nodes=1, gpus=8, cpus=96, gpu_memory_gb=80, bandwidth_tb_s=3.35, tflops=989),
+    "mi300x-64": Machines(nodes=8, gpus=8, cpus=96, gpu_memory_gb=192, bandwidth_tb_s=5.3, tflops=1_307),
 }
 
 

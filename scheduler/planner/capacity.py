@@ -270,6 +270,11 @@ def pools_of(config: RunConfig, stage: StageShape, *, engine_gpus: int, learner_
     )
 
 
+def step_seconds(*, generate_s: float, learn_s: float, publish_s: float) -> float:
+    """Without staleness the loop does one after the other, on shared GPUs and on separate pools alike."""
+    return generate_s + learn_s + publish_s
+
+
 def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan:
     """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
     memory = engine_memory(model, gpu, pools)
@@ -301,7 +306,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
         tools_s=tools_s,
         learn_s=learn_s,
         publish_s=publish_s,
-        step_s=generate_s + learn_s + publish_s if pools.colocated else max(generate_s, learn_s) + publish_s,
+        step_s=step_seconds(generate_s=generate_s, learn_s=learn_s, publish_s=publish_s),
         problems=_advised(lacks(model, gpu, stage, pools), model, gpu, stage, pools),
         weight_way=way_of(pools),
     )

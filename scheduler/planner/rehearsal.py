@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes, scores_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import weight_way
+from rstar_ray.config.scales import MACHINES
 from scheduler.planner.capacity import (
     GB,
     Gpu,
@@ -159,7 +160,11 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
             colocated=not config.learner.own_gpus,
         )
         rollouts = config.prompts_per_step * config.algorithm.num_rollouts
-        plan = plan_pools(model, Gpu(memory_gb=gpu_memory_gb), pools, stage=stage, rollouts=rollouts)
+        machines = MACHINES[config.scale]
+        gpu = Gpu(memory_gb=gpu_memory_gb)
+        if machines.gpus:
+            gpu = replace(gpu, bandwidth_tb_s=machines.bandwidth_tb_s, tflops=machines.tflops)
+        plan = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
         planned = {
             "generate": plan.generate_s, "learn": plan.learn_s, "publish": plan.publish_s, "step": plan.step_s
         }  # fmt: skip

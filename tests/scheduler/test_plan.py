@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.plan import PlanConfig, plan, report
+from recipes.plan import PlanConfig, of_scale, plan, report
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
     QWEN3_14B,
@@ -20,6 +20,8 @@ from scheduler.planner.capacity import (
 )
 from scheduler.traces.stage_traces import STAGES
 from tests import derived
+
+MI300X_PEAKS = {"bandwidth_tb_s": 5.3, "tflops": 1_307.0}
 
 
 def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int = 1):
@@ -61,6 +63,19 @@ def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_we
     assert "  engine's share      0.50 " in report(asked, model, placement, separated)
     with pytest.raises(ConfigError, match=r"--gpu-memory-share: must be in \(0, 0\.95\] \(got 1\.5\)"):
         PlanConfig(gpu_memory_share=1.5)
+
+
+def test_no_placement_overlaps_the_phases_of_a_step():
+    _, placement, separated = plan(of_scale("mi300x-64"))
+    assert separated is not None
+    for one in (placement, separated):
+        assert one.step_s == pytest.approx(one.generate_s + one.learn_s + one.publish_s)
+
+
+def test_a_scale_of_80_gb_is_planned_with_the_peaks_of_its_own_gpu():
+    (_, slower, _), (_, faster, _) = (plan(replace(of_scale("gpu-8"), **peaks)) for peaks in ({}, MI300X_PEAKS))
+    assert slower.learn_s == pytest.approx(faster.learn_s * 1_307 / 989)
+    assert slower.generate_s > faster.generate_s
 
 
 @pytest.mark.parametrize(
