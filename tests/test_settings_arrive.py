@@ -30,7 +30,7 @@ def _read() -> set[str]:
     """Attributes that the program reads, but for the checks of the settings themselves; and the strings in it."""
     found: set[str] = set()
     for path in (path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")):
-        nodes = [ast.parse(path.read_text("utf-8"))]
+        nodes: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
         while nodes:
             node = nodes.pop()
             if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
@@ -76,7 +76,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_settings_reach_vllm(values: dict[str, Any], arrives: dict[str, Any], model: Path):
-    assert changed_by(values, lambda config: engine_arguments(config, model, None)) == arrives
+    def boundary(config: RunConfig) -> dict[str, Any]:
+        return engine_arguments(config, model, None)
+
+    assert changed_by(values, boundary) == arrives
 
 
 @pytest.mark.parametrize(
