@@ -14,7 +14,7 @@ import yaml
 from deploy import docs_pages
 from rstar_ray.config import RunConfig, leaves
 from rstar_ray.config.options import spelled
-from rstar_ray.run_dir.ledger import LEDGER, append_ledger
+from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus, append_ledger
 from rstar_ray.run_dir.trajectory_log import readable
 from tests.rstar_ray.fabricate import decode, example_trajectories
 
@@ -91,7 +91,8 @@ def test_what_is_written_of_trajectories_and_the_ledger_is_what_is_documented(tm
     row = readable(example_trajectories(1.0)[0], decode, stage="stage1", step=1)
     assert fields(page, "a row per trajectory:\n\n| field | |\n") == set(row)
     assert fields(page, "| field of a turn | |\n") == set(row["turns"][0])
-    append_ledger(tmp_path, {}, stage="stage1", step=1, reasons={}, advantages={})
+    abandoned = {"stage1/2/add-0/0": RolloutStatus.ABANDONED}
+    append_ledger(tmp_path, abandoned, stage="stage1", step=1, reasons={}, advantages={})
     assert fields(page, "a row per RL step:\n\n| field | |\n") == set(json.loads((tmp_path / LEDGER).read_text()))
 
 
