@@ -141,13 +141,6 @@ async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: st
         await learner.set_policy(Path("p"))
 
 
-async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told():
-    broken = failed(RuntimeError("[gloo] Connection closed by peer"))
-    learner = await learner_of(FakeRank(broken), FakeRank("dies"), FakeRank(60))
-    with pytest.raises(RankLost, match="learner/rank-1 died"):
-        await learner.set_policy(Path("p"))
-
-
 # ---------------------------------------------------------------- starts
 
 
@@ -241,14 +234,6 @@ async def test_a_rank_that_is_stopped_while_the_gang_starts_again_is_ended_by_th
     assert learner._watchdog.starting == {"learner/rank-0": 7.0, "learner/rank-1": 7.0}
 
 
-async def test_ranks_whose_names_ray_does_not_free_in_time_are_a_loss(started: Any, monkeypatch: pytest.MonkeyPatch):
-    learner = started()
-    monkeypatch.setattr(gang, "CLOSE_DEADLINE_S", 0.05)
-    monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: ["learner/rank-1"])
-    with pytest.raises(RankLost, match=r"waited 0\.05 s for learner \(the end of its ranks\)"):
-        await learner.restart()
-
-
 @pytest.mark.parametrize("method", ["probe", "start"])
 async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_again(
     method: str, started: Any, logged: list[str]
@@ -291,14 +276,6 @@ async def test_what_a_rank_refuses_or_meets_in_a_runs_first_start_ends_it_at_onc
 def part(folder: Path, name: str, rank: int) -> dict[Path, WrittenFile]:
     (folder / name).write_text("weights")
     return {folder / name: WrittenFile(num_bytes=7, sha256="0", by=f"learner/rank-{rank}")}
-
-
-async def test_what_ranks_wrote_that_are_gone_by_now_is_no_checkpoint(tmp_path: Path):
-    learner = await learner_of(FakeRank(), FakeRank())
-    await learner.save_checkpoint(tmp_path)
-    learner._rank_died("learner/rank-1", ActorDiedError())
-    with pytest.raises(RankLost, match="not running"):
-        await learner.written()
 
 
 async def test_a_checkpoint_is_not_written_while_a_ranks_part_is_missing(tmp_path: Path):
