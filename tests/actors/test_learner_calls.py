@@ -1,10 +1,6 @@
 """Calls of the learner's ranks, with fakes in place of actors: what is asked again, what begins again, what ends."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -298,50 +294,3 @@ async def test_what_was_written_is_reported_again_where_the_reply_was_lost(tmp_p
     rank.meets, rank.writes = ["unsaid"], part(tmp_path, "state-0", 0)
     assert list(await learner.written()) == [tmp_path / "state-0"]
     assert rank.done == ["save_checkpoint", "written"]
-
-
-# ---------------------------------------------------------------- a real line
-
-BLIPS = """
-import asyncio, ray
-from types import SimpleNamespace
-from actors.learner.rank_client import Rank
-from actors.remote import ReplyCache
-
-@ray.remote(concurrency_groups={"probe": 1})
-class Counts:
-    def __init__(self):
-        self.kept, self.done = ReplyCache(), 0
-
-    @ray.method(concurrency_group="probe")
-    def probe(self):
-        return SimpleNamespace(incarnation="one")
-
-    def call(self, number, method, arguments):
-        return self.kept.of(number, getattr(self, method))
-
-    def work(self):
-        self.done += 1
-        return self.done
-
-async def main():
-    rank = Rank(Counts.remote(), "learner/rank-0")
-    await rank.first_heartbeat(60)
-    print([await rank.call_once(lambda one: one.work(), deadline_s=60, reason="an update") for _ in range(20)])
-
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-asyncio.run(main())
-ray.shutdown()
-"""
-
-
-@pytest.mark.real
-@pytest.mark.slow
-def test_over_a_line_that_loses_questions_and_answers_every_call_is_done_once():
-    loses = {"num_failures": 10, "req_failure_prob": 25, "resp_failure_prob": 25}  # percent
-    broken = json.dumps({"CoreWorkerService.grpc_client.PushTask": loses})
-    environment = {**os.environ, "RAY_testing_rpc_failure": broken}
-    command = [sys.executable, "-c", BLIPS]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert str(list(range(1, 21))) in ended.stdout, ended.stderr
-    assert "could not be reached and answers again" in ended.stderr

@@ -385,26 +385,6 @@ async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replica
     await started.close()
 
 
-async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait(logged: Logged):
-    started = Run(logged)
-    for worker in (started.first, started.second):
-        worker.hold.clear()
-        worker.node.clear()
-    started.replicas.start()
-    await asyncio.sleep(0)
-    for worker in (started.first, started.second):
-        worker.kill()
-    await asyncio.sleep(0.1)
-    assert "driver has waited 0 s for Ray (a node for generation/1)" in [
-        wait.line(wait.since_s) for wait in waits._open.values()
-    ]
-    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
-        await asyncio.wait_for(started.replicas.serving(), 60)
-    with pytest.raises(RStarError):
-        await started.watchdog.guard(asyncio.Event().wait())
-    await started.close()
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -447,21 +427,6 @@ SENT = replace(
     failed={"generation/1": "its process died"},
 )
 """A version that one of two took from a rank, and that lies nowhere."""
-
-
-async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):
-    async def store_again(version: int) -> Publication:
-        return replace(FIRST, checksum=99)  # trained since
-
-    run.replicas._store_again = store_again
-    both = dict.fromkeys(("generation/0", "generation/1"), SENT.took["generation/0"])
-    await run.replicas.publish(replace(SENT, took=both, failed={}))
-    run.second.kill()
-    await run.balancer.hears("generation/1")
-    await run.shows("version 1 goes through the object store for replicas that missed it")
-    await run.replicas.publish(SECOND)
-    await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", "start", 2, "serve"]
 
 
 async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run: Run):

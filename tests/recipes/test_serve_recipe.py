@@ -206,6 +206,11 @@ caged = Tool(name="caged", description="?", parameters=ONE, program=twice)
 count = Tool(name="count", description="?", parameters=ONE, state=Count)
 all_of_them = [search, caged, count]
 """
+CALL_DELTAS: list[dict[str, Any]] = [
+    {"reasoning_content": "hm"},
+    {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "python", "arguments": '{"code": '}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '"1+1"}'}}]},
+]
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -234,6 +239,17 @@ async def test_a_server_is_told_what_a_policy_is_told_in_training():
     assert published["tools"][0]["function"]["name"] == "python_code_with_standard_io"
     assert "chat_template_kwargs" not in plain
     assert chosen["chat_template_kwargs"]["enable_thinking"] and not bare["chat_template_kwargs"]["enable_thinking"]
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_server_may_send_so_much_of_an_answer_and_not_of_each_turn():
+    requests: list[Any] = []
+    app = openai_like([CALL_DELTAS, CALL_DELTAS[1:], CALL_DELTAS], requests)
+    config = TalkConfig(max_tokens=len(CALL_DELTAS) + 2)
+    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", config) as talk:
+        heard = [one async for one in talk.answer([{"role": "user", "content": "1+1?"}])]
+    assert [asked["max_tokens"] for asked in requests] == [5, 2]
+    assert (heard[-1].text, heard[-1].num_tokens) == ("truncated", 5)
 
 
 async def test_an_address_that_is_taken_is_refused_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch):

@@ -213,21 +213,3 @@ def test_a_row_that_cannot_be_used_is_named_by_its_number(tmp_path: Path, row: o
     path = write_rows(tmp_path / "set.jsonl", GOOD, row)
     with pytest.raises(ConfigError, match=f"set.jsonl, {message}"):
         load_problems(path, integer_answers=True)
-
-
-def test_files_that_hold_no_problems_are_refused(tmp_path: Path):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(json.dumps(GOOD) + '\n{"id": "b", "prob')
-    with pytest.raises(ConfigError, match=r"broken.jsonl, row 2: is not JSON"):
-        load_problems(broken, integer_answers=True)
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match=r"empty.jsonl: holds no problem"):
-        load_problems(tmp_path / "empty.jsonl", integer_answers=True)
-    (tmp_path / "bad.parquet").write_text("no")
-    with pytest.raises(ConfigError, match=r"bad.parquet: is not parquet"):
-        load_problems(tmp_path / "bad.parquet", integer_answers=True)
-    with pytest.raises(ConfigError, match="no such file"):
-        load_problems(tmp_path / "absent.jsonl", integer_answers=True)
-    (tmp_path / "set.xls").write_text("id,problem,answer\n")
-    with pytest.raises(ConfigError, match="no known format"):
-        load_problems(tmp_path / "set.xls", integer_answers=True)

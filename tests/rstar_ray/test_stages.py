@@ -454,40 +454,6 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
     ]
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("begun", ["stage1", "stage2"], ids=["its own", "the stage's before"])
-async def test_the_loop_turns_while_the_checkpoint_that_a_stage_starts_from_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
-):
-    await run_stage(stage("stage1", steps=1), SkilledPolicy(), tmp_path / "run")
-    turned, hash_of, hashed = threading.Event(), manifest.checksum, set[str]()
-
-    def once_turned(path: Path) -> str:
-        assert turned.wait(60), f"the loop stands while {path.name} is read"
-        hashed.add(path.name)
-        return hash_of(path)
-
-    monkeypatch.setattr(manifest, "checksum", once_turned)
-    config = stage(begun, steps=1)
-    with RunDir.open(tmp_path / "run", begun, asdict(config)) as run_dir:
-        asyncio.get_running_loop().call_soon(turned.set)
-        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
-    assert {"skill.json", "progress.json"} <= hashed
-
-
-async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path, logged: list[str]):
-    policy = SkilledPolicy(skill=1.0, slip=0.0)
-    await run_stage(stage("stage1", steps=2), policy, tmp_path / "run")
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert [row["trained_trajectories"] for row in rows] == [0, 0]
-    assert [row["groups_dropped"] for row in rows] == [8, 8]
-    assert [(row["frac_all_correct"], row["frac_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
-    assert [row["policy_version"] for row in rows] == [0, 0]
-    assert sum("equal rewards" in line for line in logged) == 2
-
-
->>>>>>> de96d92 (tests: delete duplicates and tests of wording; fewer learner gangs and engines for the same assertions)
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
     requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
     draw = await finish_draw(requests, context.rollouts, config, step=step)
