@@ -129,6 +129,7 @@ class ReplayEngine(Engine):
         max_tokens: int,
         seed: int,
         sampling: Sampling,
+        cache_salt: str = "",
     ) -> Completion:
         rollout_id, number = request_id.rsplit("/turn-", 1)
         life = self.replay.lives[rollout_id]
@@ -137,7 +138,12 @@ class ReplayEngine(Engine):
         turn = life.rollout.turns[int(number)]
         length = min(max_tokens, turn.completion_tokens)
         done = await super().generate(
-            prompt_ids, request_id=f"{next(_ids)}", max_tokens=length, seed=seed, sampling=sampling
+            prompt_ids,
+            request_id=f"{next(_ids)}",
+            max_tokens=length,
+            seed=seed,
+            sampling=sampling,
+            cache_salt=cache_salt,
         )
         life.turn_ended_s = time.perf_counter()
         last = int(number) + 1 == len(life.rollout.turns)
