@@ -27,6 +27,12 @@ DEFINED = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
+def test_every_row_of_the_table_of_places_names_a_file():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    rows = [line for line in text.partition("## Where to change what")[2].splitlines() if line.startswith("| ")]
+    assert all(NAMED.search(row) for row in rows[1:])
+
+
 def folders() -> set[str]:
     """Every folder of the project that holds code, and the packages inside it."""
     tops = [REPOSITORY / room for room in ROOMS if room not in ("tests", "docs")]

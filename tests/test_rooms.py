@@ -135,3 +135,29 @@ def test_recipes_do_not_start_each_other():
         for node in nodes(path)[ast.ImportFrom]:
             if (node.module or "").startswith("recipes"):
                 assert "main" not in {alias.name for alias in node.names}, path
+
+
+LOOKERS = {"NodeReader", "StandIn"}
+"""Actors that live for a look at a node, and belong to no run."""
+
+
+def test_every_actor_of_a_run_says_who_it_is():
+    files = modules("actors")
+    classes = {node.name: node for path in files for node in nodes(path)[ast.ClassDef]}
+    calls = [node for path in files for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    remote = {
+        call.args[0].id
+        for call in calls
+        if call.args and isinstance(call.args[0], ast.Name) and ast.unparse(call.func).startswith("ray.remote")
+    } & classes.keys()
+    decorated = {
+        name for name, node in classes.items() if any("ray.remote" in ast.unparse(d) for d in node.decorator_list)
+    }
+
+    def says(name: str) -> bool:
+        methods = {one.name for one in classes[name].body if isinstance(one, ast.FunctionDef)}
+        return "__repr__" in methods or any(says(base.id) for base in classes[name].bases if isinstance(base, ast.Name))
+
+    actors = (remote | decorated) - LOOKERS
+    assert actors >= {"GenerationActor", "LearnerActor", "BalancerActor", "SandboxExecutor", "ToolHostActor"}
+    assert [name for name in actors if not says(name)] == []

@@ -104,6 +104,30 @@ def test_engines_receive_the_adapters_and_an_exported_model_has_them_merged(
     torch.testing.assert_close(ours, _logprobs_by_peft(tmp_path / "adapter", ROWS[0]), atol=1e-5, rtol=0)
 
 
+def test_in_bfloat16_the_served_weights_carry_the_adapters_change(start: Start, tmp_path: Path):
+    """At a learning rate whose changes are far below the steps of bfloat16 around a weight."""
+
+    rank = start(zero=1, dtype="bfloat16")
+    for _ in range(5):
+        assert update(rank, lr=1e-5).applied
+    served = published(rank)
+    rank.export(tmp_path / "model")
+    rank.written()
+    exported = saved(tmp_path / "model", dtype="float32")
+    layers = [
+        name.removesuffix(".weight") for name in exported if adapter_name(name.removesuffix(".weight"), "A") in served
+    ]
+    assert layers
+    for layer in layers:
+        a, b = matrices(rank, layer)
+        change = ALPHA / RANK * b @ a
+        theirs = [served[adapter_name(layer, matrix)].float() for matrix in "AB"]
+        by_engine = ALPHA / RANK * theirs[1] @ theirs[0]
+        by_export = exported[f"{layer}.weight"] - rank.state.get(f"{layer}.base_layer.weight")
+        for carried in (by_engine, by_export):
+            assert float((carried * change).sum() / (change * change).sum()) > 0.9
+
+
 def _logprobs(folder: Path, row: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -196,3 +220,11 @@ def test_biases_of_adapted_layers_leave_and_come_back_under_their_own_names(star
     rank.written()
     exported = saved(tmp_path / "out" / "model")
     assert exported.keys() == base.keys() and all(torch.equal(exported[name], base[name]) for name in biases)
+
+
+def test_only_adapters_have_moments_and_masters(start: Start):
+    rank = start(zero=1, dtype="bfloat16")
+    update(rank)
+    trained = [name for name in rank.state.shapes if len(rank.state.parts(name)) > 1]
+    assert trained and all(".lora_" in name for name in trained)
+    assert {str(value.dtype) for value in published(rank).values()} == {"torch.bfloat16"}

@@ -50,6 +50,13 @@ def test_the_mathematical_path_computes_the_same_and_is_taken_where_it_was_asked
     torch.testing.assert_close(attend(heads, row_lengths=(10, 14)), fused)
 
 
+def test_on_a_gpu_the_mathematical_path_is_shut_unless_asked_for():
+    choose("fused", GPU)
+    assert kernels.flash_sdp_enabled() and not kernels.math_sdp_enabled()
+    choose("eager", GPU)
+    assert kernels.math_sdp_enabled()
+
+
 def test_aiter_without_rocm_is_refused():
     with pytest.raises(
         ConfigError, match=r"--learner\.attention-kernel: aiter's kernels are ROCm's.*. Hint: give fused"

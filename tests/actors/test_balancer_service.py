@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from actors.balancer_service import BalancerService
-from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import next_orders, registration
 
 
@@ -75,6 +77,24 @@ async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     assert (await service.snapshot()).finished == 1
 
 
+async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_logged_once(caplog: pytest.LogCaptureFixture):
+    service = BalancerService()
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    await service.register(registration("large", 4000, max_running=8, block_tokens=16))
+    await service.submit([(load("big", prompt=2000), None)])
+    assert (await granted(service, "large"))[1] == ["big"]
+    assert caplog.messages == []
+    for _ in range(2):
+        await service.replica_lost("large")
+        for _ in range(2):
+            await service.report("r0", [])
+            await turn_of_the_loop()
+        assert caplog.messages == ["1 waiting rollouts need a larger replica than any that takes work now"]
+        caplog.clear()
+        await service.register(registration("large", 4000, max_running=8, block_tokens=16))
+        assert (await granted(service, "large"))[1] == ["big"]
+
+
 async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
@@ -94,6 +114,13 @@ async def test_a_cancelled_rollout_is_stopped_where_it_runs():
     assert (await service.snapshot()).in_flight == 0
 
 
+async def test_what_can_never_fit_is_refused_with_the_numbers():
+    service = BalancerService()
+    await service.register(registration("r0", 100, max_running=8, block_tokens=16))
+    with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
+        await service.submit([(load("a", prompt=100), None)])
+
+
 async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
@@ -103,6 +130,29 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     assert len((await granted(service, "r1"))[1]) == 4
     reasons = {replica.replica_id: replica.quarantine for replica in (await service.snapshot()).replicas}
     assert reasons == {"r0": "reports 1001 KV tokens in use of 1000", "r1": None}
+
+
+async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pytest.LogCaptureFixture):
+    service = BalancerService()
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
+    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
+    (line,) = caplog.messages
+    assert "r0 is in quarantine" in line and "reports 1001 KV tokens in use of 1000" in line
+    assert (await service.step_figures()).quarantined == ("r0: reports 1001 KV tokens in use of 1000",)
+
+
+async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.LogCaptureFixture):
+    service = BalancerService("worst_case")
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    await service.submit([(load("a"), None)])
+    await granted(service, "r0")
+    service.balancer.state.replica("r0").reserved_tokens += 7  # a fault of ours
+    await service.report("r0", [end("a")])
+    await turn_of_the_loop()
+    (line,) = caplog.messages
+    assert "r0 is left with 7 reserved tokens" in line
+    assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
 
 
 async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():
@@ -133,3 +183,18 @@ async def ended(service: BalancerService, count: int) -> None:
     await granted(service, "r0")
     await service.report("r0", [end(name) for name in names])
     await service.set_policy_version(1)
+
+
+async def test_what_one_life_has_learned_another_is_taught_under_its_own_incarnation():
+    services = [BalancerService(), BalancerService()]
+    for service in services:
+        await service.register(registration("r0", 100_000, max_running=64, block_tokens=16))
+    await ended(services[0], 20)
+    before, empty = [await service.learned() for service in services]
+    assert before.learned is not None and empty.learned is not None
+    assert before.learned.lengths[0].past.deaths_B != () == empty.learned.lengths
+    after = await services[1].load_learned(before.learned)
+    assert after == await services[1].learned() and after.learned == before.learned
+    assert after.incarnation == empty.incarnation != before.incarnation
+    await ended(services[1], 20)  # and it goes on
+    assert (await services[1].step_figures()).faults == ()

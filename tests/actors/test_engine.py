@@ -250,6 +250,12 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
     assert not core.is_running()
 
 
+async def test_an_engine_keeps_its_temporary_files_in_a_folder_of_its_own(engine: Engine, temporary: Path):
+    (own,) = temporary.iterdir()
+    assert os.environ["TMPDIR"] == os.environ["VLLM_RPC_BASE_PATH"] == tempfile.gettempdir() == str(own)
+    assert any(own.glob("vllm_dist_*"))  # or vLLM leaves nothing any more, and the folder is needless
+
+
 async def test_a_closed_engine_leaves_neither_process_nor_file_behind(engine: Engine, temporary: Path):
     """Last in this file: it closes the engine the others share."""
     (core,) = engine._vllm.processes
@@ -260,3 +266,22 @@ async def test_a_closed_engine_leaves_neither_process_nor_file_behind(engine: En
     assert "VLLM_RPC_BASE_PATH" not in os.environ
     with pytest.raises(EngineError, match="closed"):
         await complete(engine, prompts(1)[0])
+
+
+async def test_a_tied_head_saved_beside_its_embeddings_is_published_to_like_any_other(tmp_path: Path):
+    """As some folders of small models are: lm_head in the file, tie_word_embeddings in config.json."""
+    from safetensors.torch import load_file, save_file
+
+    policy(seed=0).save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    saved["lm_head.weight"] = saved["model.embed_tokens.weight"].clone()
+    save_file(saved, tmp_path / "model.safetensors", {"format": "pt"})
+    twice = Engine(derived.engine(max_context_tokens=256, kv_tokens=4_096), tmp_path)
+    await twice.start()
+    try:
+        model = policy(seed=1)
+        update = await twice.weights.update(1, weights(model))
+        assert update.checksum == checksum(weights(model))
+        assert await off_by(twice, model) <= TOLERANCE
+    finally:
+        await twice.close()

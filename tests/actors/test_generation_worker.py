@@ -275,6 +275,24 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
     await one.close()
 
 
+async def test_a_dead_engine_waits_a_moment_and_no_more_for_a_balancer_that_is_dead_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("actors.generation.worker.LAST_WORDS_S", 0.05)
+
+    class Gone(BalancerService):
+        async def return_rollouts(self, replica_id: str, items: Sequence[Any]) -> None:
+            await asyncio.Event().wait()
+
+    balancer, ended = Gone(), asyncio.Event()
+    one = worker(balancer, engine=FakeEngine(lives=0), die=ended.set)
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(1))
+    await asyncio.wait_for(ended.wait(), 60)
+    await one.close()
+
+
 async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
     balancer = BalancerService()
     one = worker(balancer, tools=PlainTools(UnreliableSandbox(fails_every=1)))
@@ -342,6 +360,42 @@ async def test_a_rollout_whose_tool_lost_its_state_begins_again_and_is_counted()
     (summary,) = (await collect(one, 1)).values()
     assert isinstance(summary, TrajectorySummary) and summary.restarts == 1
     assert tools.closed == ["r0", "r0"]
+    await one.close()
+
+
+async def test_nobody_goes_on_with_what_a_rollout_had_before_it_began_again(tmp_path: Path):
+    class LostLater(AddingSandbox):
+        calls = 0
+
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            self.calls += 1
+            if self.calls == 2:
+                raise ToolStateLost("the notebook is gone")
+            return await super().__call__(call)
+
+    class Slipping(FakeEngine):
+        """Calls twice; and once the rollout began again, it waits."""
+
+        turns = 0
+
+        async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            self.turns += 1
+            if self.turns > 2:
+                await asyncio.Event().wait()
+            return as_completion(call(f"{self.turns}+1"), asked["max_tokens"])
+
+    balancer, engine = BalancerService(), Slipping()
+    kept = JournalWriter(TurnJournal(tmp_path, "generation/0-life"))
+    one = worker(balancer, engine=engine, tools=PlainTools(LostLater()), journal=kept)
+    await one.start()
+    await one.serve()
+    (wanted,) = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(1)]
+    await submit(balancer, [wanted])
+    async with asyncio.timeout(60):
+        while engine.turns < 3:
+            await asyncio.sleep(0.01)
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    assert journaled(tmp_path, [start], {0: 0}) == {wanted.rollout_id: replace(start, restarts=1)}
     await one.close()
 
 

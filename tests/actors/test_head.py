@@ -34,11 +34,14 @@ def until(holds: Callable[[], bool], probe: HeadProbe) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_silent_head_is_logged_once_and_so_is_its_return(refuses: bool, logged: list[str]):
+def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: bool, logged: list[str]):
     head = Head()
     probe = HeadProbe(head.ask, silent_s=0.3, every_s=0.01)
     probe.start()
     try:
+        time.sleep(0.5)
+        probe.look()
+        assert logged == []
         head.refuses = refuses
         if not refuses:
             head.there.clear()
@@ -81,7 +84,7 @@ def test_time_in_which_the_driver_itself_was_stopped_is_no_silence_of_the_head(a
     head, probe = asked
     head.there.clear()
     probe.look()
-    time.sleep(1.2)  # nobody looks
+    time.sleep(2.0)  # nobody looks
     probe.look()
     assert probe.fault() == "" and not probe.silent
 

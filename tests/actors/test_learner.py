@@ -189,7 +189,7 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
     assert max(float(np.abs(weights_alone[name] - weights_together[name]).max()) for name in weights_alone) < 1e-6
 
 
-async def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_refused_with_a_file_missing(
+async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_with_a_hole_by_none(
     cluster: Any, folder: Path, tmp_path: Path
 ):
     rows = training_rows(ROWS, cluster)
@@ -199,27 +199,33 @@ async def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_refused_with_a_fil
         after = await two.train_rl(rows, 1e-3)  # while it is written
         await two.written()
         weights = published(await two.publish(1), cluster)
-        part = tmp_path / "state-00001.safetensors"
-        part.rename(tmp_path / "away")
-        with pytest.raises(ConfigError, match=r"state-00001\.safetensors, the part of rank 1 of 2"):
-            await two.load_checkpoint(tmp_path)
-        (tmp_path / "away").rename(part)
-        assert (await two.train_rl(rows, 1e-3)).applied  # refused by all, and usable
-    async with learning(folder, zero=2) as moved:
-        await moved.load_checkpoint(tmp_path)
-        again = await moved.train_rl(rows, 1e-3)
-        assert (again.step, again.metrics["loss"]) == (2, pytest.approx(after.metrics["loss"], abs=1e-6))
-        of_moved = published(await moved.publish(1), cluster)
-        assert max(float(np.abs(of_moved[name] - weights[name]).max()) for name in weights) < 1e-6
+    for ranks, zero in ((1, 2), (3, 1)):
+        async with learning(folder, ranks=ranks, zero=zero) as moved:
+            await moved.load_checkpoint(tmp_path)
+            again = await moved.train_rl(rows, 1e-3)
+            assert (again.step, again.metrics["loss"]) == (2, pytest.approx(after.metrics["loss"], abs=1e-6))
+            of_moved = published(await moved.publish(1), cluster)
+            assert max(float(np.abs(of_moved[name] - weights[name]).max()) for name in weights) < 1e-6
+            if ranks == 3:
+                (tmp_path / "state-00001.safetensors").unlink()
+                with pytest.raises(ConfigError, match=r"state-00001\.safetensors, the part of rank 1 of 2"):
+                    await moved.load_checkpoint(tmp_path)
+                assert (await moved.train_rl(rows, 1e-3)).applied  # refused by all, and usable
 
 
-async def test_a_rank_that_cannot_write_or_dies_is_named(cluster: Any, folder: Path, tmp_path: Path):
+async def test_a_rank_that_cannot_write_is_named_and_the_ranks_go_on(cluster: Any, folder: Path, tmp_path: Path):
     rows = training_rows(ROWS, cluster)
     async with learning(folder, ranks=2, zero=1) as learner:
         (tmp_path / "state-00001.safetensors").mkdir()  # where rank 1 wants to write a file
         await learner.save_checkpoint(tmp_path)
         with pytest.raises(LearnerError, match=r"learner/rank-1 failed in writing a checkpoint: .*irectory"):
             await learner.written()
+        assert (await learner.train_rl(rows, 1e-3)).applied
+
+
+async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any, folder: Path):
+    rows = training_rows(ROWS, cluster)
+    async with learning(folder, ranks=2, zero=1) as learner:
         assert (await learner.train_rl(rows, 1e-3)).applied
         doomed = cluster.get_actor("learner/rank-1")
         cluster.kill(doomed)
@@ -229,7 +235,7 @@ async def test_a_rank_that_cannot_write_or_dies_is_named(cluster: Any, folder: P
             await learner.publish(1)
 
 
-async def test_a_rank_that_stops_is_noticed_while_idle_and_new_ranks_resume_from_a_checkpoint(
+async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new_ones_go_on_from_a_checkpoint(
     cluster: Any, folder: Path, tmp_path: Path, logged: list[str]
 ):
     rows = training_rows(ROWS, cluster)
@@ -245,16 +251,17 @@ async def test_a_rank_that_stops_is_noticed_while_idle_and_new_ranks_resume_from
         await learner.written()
         assert (await learner.train_rl(rows, 1e-3)).applied
         uninterrupted = (await learner.publish(2)).checksum
-        victim = await cluster.get_actor("learner/rank-1").probe.remote()
-        os.kill(victim.pid, signal.SIGSTOP)
-        with pytest.raises(RankLost, match="learner/rank-1 died"):
-            await learner.unless_lost(asyncio.sleep(120))
-        await learner.restart()
-        await learner.load_checkpoint(tmp_path / "first")
-        assert (await learner.unless_lost(learner.train_rl(rows, 1e-3))).applied
-        assert (await learner.publish(2)).checksum == uninterrupted
-        (line,) = logged
-        assert line.startswith("learner/rank-1 was silent for") and f"process {victim.pid} is killed" in line
+        for fault in (signal.SIGKILL, signal.SIGSTOP):
+            victim = await cluster.get_actor("learner/rank-1").probe.remote()
+            os.kill(victim.pid, fault)
+            with pytest.raises(RankLost, match="learner/rank-1 died"):
+                await learner.unless_lost(asyncio.sleep(120))
+            await learner.restart()
+            await learner.load_checkpoint(tmp_path / "first")
+            assert (await learner.unless_lost(learner.train_rl(rows, 1e-3))).applied
+            assert (await learner.publish(2)).checksum == uninterrupted
+        # Ray reports a death; on a slow machine the learner's start may log more.
+        assert any(f"process {victim.pid} is killed" in line for line in logged if "rank-1 was silent for" in line)
     await watchdog.close()
 
 
@@ -295,3 +302,11 @@ async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_dead
     learner._ranks = [Rank(Silent.remote(), "learner/rank-0")]
     with pytest.raises(RankLost, match=r"driver waited 1 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)
+
+
+def test_importing_the_learner_imports_neither_torch_nor_deepspeed():
+    import subprocess
+    import sys
+
+    code = "import sys, actors.learner.gang; sys.exit(bool({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0

@@ -1,6 +1,10 @@
 """Calls of the learner's ranks, with fakes in place of actors: what is asked again, what begins again, what ends."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +141,13 @@ async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: st
         await learner.set_policy(Path("p"))
 
 
+async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told():
+    broken = failed(RuntimeError("[gloo] Connection closed by peer"))
+    learner = await learner_of(FakeRank(broken), FakeRank("dies"), FakeRank(60))
+    with pytest.raises(RankLost, match="learner/rank-1 died"):
+        await learner.set_policy(Path("p"))
+
+
 # ---------------------------------------------------------------- starts
 
 
@@ -230,6 +241,14 @@ async def test_a_rank_that_is_stopped_while_the_gang_starts_again_is_ended_by_th
     assert learner._watchdog.starting == {"learner/rank-0": 7.0, "learner/rank-1": 7.0}
 
 
+async def test_ranks_whose_names_ray_does_not_free_in_time_are_a_loss(started: Any, monkeypatch: pytest.MonkeyPatch):
+    learner = started()
+    monkeypatch.setattr(gang, "CLOSE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: ["learner/rank-1"])
+    with pytest.raises(RankLost, match=r"waited 0\.05 s for learner \(the end of its ranks\)"):
+        await learner.restart()
+
+
 @pytest.mark.parametrize("method", ["probe", "start"])
 async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_again(
     method: str, started: Any, logged: list[str]
@@ -274,6 +293,14 @@ def part(folder: Path, name: str, rank: int) -> dict[Path, WrittenFile]:
     return {folder / name: WrittenFile(num_bytes=7, sha256="0", by=f"learner/rank-{rank}")}
 
 
+async def test_what_ranks_wrote_that_are_gone_by_now_is_no_checkpoint(tmp_path: Path):
+    learner = await learner_of(FakeRank(), FakeRank())
+    await learner.save_checkpoint(tmp_path)
+    learner._rank_died("learner/rank-1", ActorDiedError())
+    with pytest.raises(RankLost, match="not running"):
+        await learner.written()
+
+
 async def test_a_checkpoint_is_not_written_while_a_ranks_part_is_missing(tmp_path: Path):
     ranks = FakeRank(), FakeRank()
     learner = await learner_of(*ranks)
@@ -294,3 +321,50 @@ async def test_what_was_written_is_reported_again_where_the_reply_was_lost(tmp_p
     rank.meets, rank.writes = ["unsaid"], part(tmp_path, "state-0", 0)
     assert list(await learner.written()) == [tmp_path / "state-0"]
     assert rank.done == ["save_checkpoint", "written"]
+
+
+# ---------------------------------------------------------------- a real line
+
+BLIPS = """
+import asyncio, ray
+from types import SimpleNamespace
+from actors.learner.rank_client import Rank
+from actors.remote import ReplyCache
+
+@ray.remote(concurrency_groups={"probe": 1})
+class Counts:
+    def __init__(self):
+        self.kept, self.done = ReplyCache(), 0
+
+    @ray.method(concurrency_group="probe")
+    def probe(self):
+        return SimpleNamespace(incarnation="one")
+
+    def call(self, number, method, arguments):
+        return self.kept.of(number, getattr(self, method))
+
+    def work(self):
+        self.done += 1
+        return self.done
+
+async def main():
+    rank = Rank(Counts.remote(), "learner/rank-0")
+    await rank.first_heartbeat(60)
+    print([await rank.call_once(lambda one: one.work(), deadline_s=60, reason="an update") for _ in range(20)])
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+asyncio.run(main())
+ray.shutdown()
+"""
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_over_a_line_that_loses_questions_and_answers_every_call_is_done_once():
+    loses = {"num_failures": 10, "req_failure_prob": 25, "resp_failure_prob": 25}  # percent
+    broken = json.dumps({"CoreWorkerService.grpc_client.PushTask": loses})
+    environment = {**os.environ, "RAY_testing_rpc_failure": broken}
+    command = [sys.executable, "-c", BLIPS]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert str(list(range(1, 21))) in ended.stdout, ended.stderr
+    assert "could not be reached and answers again" in ended.stderr

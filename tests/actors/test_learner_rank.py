@@ -146,6 +146,30 @@ def test_clipping_by_zero_and_by_us_agree(start: Start):
 # ---------------------------------------------------------------- log-probs and the ratio
 
 
+def test_a_model_that_would_carry_one_row_into_the_next_is_refused_where_rows_are_packed(start: Start, tmp_path: Path):
+    import transformers
+
+    config = transformers.Lfm2Config(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, layer_types=["conv", "full_attention"], bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* Lfm2.*. Hint: give sdpa"):
+        start(model=tmp_path, attention="rows")
+    start(model=tmp_path, attention="sdpa")
+
+
+def test_log_probs_are_those_of_transformers(start: Start, folder: Path):
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
+    (got,) = start().logprobs([ROWS[:1]])
+    ids = torch.from_numpy(ROWS[0].token_ids.astype(np.int64))
+    want = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    assert float((got - want[torch.from_numpy(ROWS[0].loss_mask[1:])]).abs().max()) < 1e-5
+
+
 def test_with_one_update_a_pass_of_its_own_for_old_logprobs_finds_no_difference(start: Start):
     rank = start(check_old_logprobs_every=2)
     first, second = update(rank), update(rank)
@@ -177,6 +201,21 @@ def test_of_several_updates_one_that_is_not_finite_is_told_apart_from_those_that
     assert (neither.applied, neither.refused) == (False, (0, 1))
 
 
+def test_the_gap_between_engine_and_learner_is_reported(start: Start):
+    rank = start(correction="token", correction_cap=1.0)
+    truth = [logprobs.numpy() for logprobs in rank.logprobs([[row] for row in ROWS])]
+    gap = 0.25
+    rows = []
+    for row, logprobs in zip(ROWS, truth, strict=True):
+        rollout = np.zeros(len(row.token_ids), np.float32)
+        rollout[1:][row.loss_mask[1:]] = logprobs + gap
+        rows.append(replace(row, rollout_logprobs=rollout))
+    result = update(rank, rows)
+    assert result.metrics["logprob_diff_mean"] == pytest.approx(gap, abs=1e-5)
+    assert result.metrics["logprob_diff_max"] == pytest.approx(gap, abs=1e-4)
+    assert result.metrics["correction_mean"] == pytest.approx(math.exp(-gap), abs=1e-4)
+
+
 def test_what_was_seen_of_every_token_is_kept_by_row_until_the_next_update(start: Start, folder: Path):
     import torch
     import transformers
@@ -202,6 +241,13 @@ def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, f
     first = update(rank)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert (update(rank).metrics["kl"] or 0) > 0
+
+
+def test_a_learning_rate_of_zero_changes_no_weight(start: Start):
+    rank = start(zero=3)
+    before = weights(rank)
+    assert update(rank, lr=0.0).applied
+    assert largest_difference(before, weights(rank)) == 0.0
 
 
 def test_weight_decay_leaves_norms_alone(start: Start):
@@ -295,6 +341,11 @@ def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(sta
     assert largest_difference(gradients(plain), gradients(padded)) < 1e-6
 
 
+def test_a_folder_without_a_model_is_refused(start: Start, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"--model"):
+        start(model=tmp_path)
+
+
 def test_a_head_of_its_own_under_a_config_that_ties_it_is_refused(start: Start, tmp_path: Path):
     """transformers would train both, and engines would serve the embeddings alone."""
     from safetensors.numpy import load_file, save_file
@@ -334,6 +385,16 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
     assert (second.step, second.calls) == (first.step, first.calls)
     allowed = 0.0 if saved_by == loaded_by else 1e-6
     assert largest_difference(weights(first), weights(second)) <= allowed
+
+
+def test_a_checkpoint_can_be_taken_before_the_first_update(start: Start, tmp_path: Path):
+    first, second = start(zero=1), start(zero=1)
+    first.save_checkpoint(tmp_path, {})
+    first.written()
+    second.load_checkpoint(tmp_path)
+    update(first)
+    update(second)
+    assert largest_difference(weights(first), weights(second)) == 0.0
 
 
 def test_a_checkpoint_of_another_architecture_is_refused_with_both_names(start: Start, tmp_path: Path):

@@ -18,7 +18,7 @@ from actors.weights.model_parameters import (
     refuse_other_parameters,
     refuse_unpacked,
 )
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, EngineError
 from tests.actors.policies import save_policy
 from tests.actors.unpacked import NamedArray, pack
 
@@ -102,6 +102,12 @@ def test_rows_are_not_packed_through_layers_that_carry_a_state(tmp_path: Path):
         refuse_unpacked(tmp_path, "rows")
 
 
+def test_a_vocabulary_padded_in_the_file_alone_is_refused_with_both_shapes(tmp_path: Path):
+    folder = saved_with(tmp_path, lambda saved: saved | {EMBEDDING: np.zeros((256, 128), np.float32)})
+    with pytest.raises(ConfigError, match=r"embed_tokens\.weight is \[256, 128\] in .* and \[200, 128\] by its config"):
+        refuse_misfit(folder)
+
+
 def test_a_folder_without_safetensors_or_without_one_of_its_shards_is_refused(tmp_path: Path):
     folder = save_policy(tmp_path, num_hidden_layers=1)
     whole = folder / "model.safetensors"
@@ -126,6 +132,20 @@ def test_the_index_says_which_files_count(tmp_path: Path):
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "shard.safetensors")}))
     assert sorted(SavedWeights(folder).shapes()) == sorted(names)
     refuse_misfit(folder)
+
+
+def test_other_parameters_than_the_models_are_named_and_refused(tmp_path: Path):
+    folder = save_policy(tmp_path, num_hidden_layers=1)
+    norm = "model.norm.weight"
+
+    def changed(arrays: dict[str, Any]) -> dict[str, Any]:
+        others = {name: array for name, array in arrays.items() if name != EMBEDDING}
+        return others | {norm: np.zeros(7), "extra": np.zeros(1)}
+
+    with pytest.raises(
+        EngineError, match=r"missing \[model\.embed_tokens\.weight\], unknown \[extra\], .*\[model\.nor"
+    ):
+        refuse_other_parameters(folder, entries(folder, changed))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.cluster.bundles import StandIn, seated
+from actors.cluster.bundles import HEAD, StandIn, nodes_in_order, seated
 from actors.cluster.placement import (
     Layout,
     fitted,
@@ -109,6 +109,14 @@ def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say()
     assert fitted(config("mi300x-64", when_short="smaller"), [MI300X_NODE] * 8).engine.replicas == 64
     hopeless = config("gpu", when_short="smaller")
     assert fitted(hopeless, [{"CPU": 4.0}]) is hopeless
+
+
+def test_the_head_comes_first_and_nodes_go_by_address():
+    def node(number: int, address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"NodeID": f"id{number}", "NodeManagerAddress": address, "Alive": alive, "Resources": resources}
+
+    nodes = [node(1, "10.0.0.10"), node(2, "10.0.0.9"), node(3, "10.0.0.11", **{HEAD: 1.0}), node(4, "10.0.0.1", False)]
+    assert nodes_in_order(nodes) == ["id3", "id2", "id1"]
 
 
 @pytest.mark.real

@@ -9,6 +9,7 @@ import pytest
 import ray
 
 from actors.cluster.gpu_environment import gpu_environment
+from actors.preflight import read_facts as read
 from actors.preflight.__main__ import main, parse
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Finding, Folder, NodeFacts, PreflightOptions, Probe, Verdict
@@ -18,6 +19,7 @@ from actors.preflight.nodes import (
     _seen_by,
     every_node,
     refuse_absent,
+    refuse_folders,
     refuse_unseen,
     wrong_with,
 )
@@ -25,6 +27,7 @@ from actors.preflight.read_facts import (
     look_at_model,
     look_at_needed,
     look_at_run_dir,
+    read_facts,
 )
 from actors.preflight.required_paths import needed_paths, with_absolute_paths
 from rstar_ray.config import RunConfig, with_values
@@ -163,6 +166,15 @@ def test_a_model_is_known_by_its_configuration_and_its_weights(tmp_path: Path):
     assert look_at_model(tmp_path).content != seen.content
 
 
+def test_a_run_is_refused_where_nodes_do_not_see_its_directory():
+    refuse_folders({"n1": "", "n2": ""}, Path("/runs"))
+    seen = {"n1": "", **{f"n{number}": "/runs does not exist here" for number in range(2, 7)}}
+    with pytest.raises(
+        ConfigError, match=r"--run-dir: n2, n3, n4 and 2 more do not see /runs .*. Hint: give a folder on"
+    ):
+        refuse_folders(seen, Path("/runs"))
+
+
 def own_files(folder: Path) -> RunConfig:
     """A run that needs each kind of path, and these paths."""
     model = folder / "model"
@@ -224,6 +236,20 @@ def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(sys, "argv", ["preflight", "--model", "m"])
     assert main() == 2
     assert capsys.readouterr().err.startswith("error: --model: 'm' is relative")
+
+
+@pytest.mark.parametrize("option", [["--checkpoints", "0"], ["--gpus", "-1"]])
+def test_a_count_that_would_make_every_check_good_is_refused(option: list[str]):
+    with pytest.raises(ConfigError, match=rf"{option[0]}: must be at least . \(got {option[1]}\)"):
+        parse(option)
+
+
+def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0))  # whose import takes seconds
+    facts = read_facts(PreflightOptions(probes=False, run_dir=str(tmp_path)), "here")
+    assert facts.memory_bytes > 0 and facts.shm_bytes > 0 and facts.versions["ray"]
+    assert facts.run_dir is not None and not facts.run_dir.problem
+    assert not [name for name in facts.environment if "TOKEN" in name]
 
 
 @pytest.mark.real

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from actors import remote
-from actors.remote import AckedQueue, Remote, ReplyCache
+from actors.remote import AckedQueue, Batch, Remote, ReplyCache
 from rstar_ray.errors import DeadlineExceeded
 
 
@@ -109,3 +109,7 @@ def test_a_repeated_call_is_done_once_and_fails_as_it_did():
         with pytest.raises(ValueError, match="no"):
             replies.of(2, lambda: work(2))
     assert done == [1, 2]
+
+
+def test_a_batch_without_items_is_empty():
+    assert Batch[int](4).items == ()

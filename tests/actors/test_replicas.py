@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
 from actors import remote
 from actors.balancer_service import Known
@@ -53,6 +53,8 @@ class Worker:
         self.hold.set()
         self.hold_pull = asyncio.Event()
         self.hold_pull.set()
+        self.hold_serve = asyncio.Event()  # its loops wait for this
+        self.hold_serve.set()
         self._killed = asyncio.Event()
         self._lives = 1
         self.node = asyncio.Event()  # it is started again once this is set
@@ -60,8 +62,11 @@ class Worker:
         self._restart: asyncio.Task[None] | None = None
         self.load_s, self.laid_out = 0.2, True
         self.cut = False  # calls fail, and it lives on
+        self.mute = False  # so do probes, and what it has finished still comes
         self.stopped = False  # before its first answer, until it is killed
+        self.answer_lost = False  # with its node
         self.no_start = 0  # so often its engine does not come up
+        self.fault_in_serve: Exception | None = None
         self.fault: Exception | None = None  # what its next call raises, or a loop of its own has met
         self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
@@ -84,6 +89,10 @@ class Worker:
 
     async def _serve(self) -> None:
         self.told.append("serve")
+        await self.hold_serve.wait()
+        fault, self.fault_in_serve = self.fault_in_serve, None
+        if fault is not None:
+            raise fault
 
     async def _pull(self, version: int, refs: Any) -> LoadedWeights:
         await self.hold_pull.wait()
@@ -99,7 +108,7 @@ class Worker:
         return LoadedWeights(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
 
     async def _probe(self) -> Heartbeat:
-        if self._killed.is_set():
+        if self._killed.is_set() or self.mute:
             raise ActorUnavailableError("it restarts", None)
         while self.stopped:
             await asyncio.sleep(0.01)
@@ -113,6 +122,8 @@ class Worker:
         if self.fault is not None:
             self._killed.clear()
             raise self._met()
+        if self.answer_lost:
+            raise ObjectLostError("ref", None, "")
         raise ActorUnavailableError("it restarts", None)
 
     def _met(self) -> Exception:
@@ -287,6 +298,24 @@ async def test_a_returning_process_that_is_stopped_after_its_first_answer_is_kil
     await run.close()
 
 
+async def test_a_process_that_is_silent_in_its_start_is_killed_later_than_one_that_serves(logged: Logged):
+    run = Run(logged, silent_s=0.5)
+    run.second.hold.clear()
+    run.replicas.start()
+    await run.shows("generation/0: 1,000 KV tokens")
+    await asyncio.sleep(0.3)  # it has answered
+    run.second.stopped = True
+    while "killed" not in run.second.told:
+        await asyncio.sleep(0.01)
+    assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in run.shown)
+    run.second.stopped = False
+    run.second.hold.set()
+    await run.replicas.serving()
+    assert "generation/1 was lost (ActorUnavailableError) and starts again" in run.shown
+    await run.shows("generation/1: 1,000 KV tokens")
+    await run.close()
+
+
 @pytest.fixture
 async def run(logged: Logged) -> AsyncIterator[Run]:
     started = Run(logged)
@@ -305,6 +334,19 @@ async def test_a_balancer_that_restarted_empty_gets_what_was_known_when_the_newe
         await run.replicas.rollouts.learned() == learned_by(80).as_json()
     )  # for a checkpoint that is written before it is noticed
     assert run.balancer.knows == learned_by(80)
+
+
+async def test_a_publish_does_not_end_with_a_balancer_that_cannot_say_what_it_has_learned(run: Run):
+    run.balancer.knows = None
+    await run.replicas.publish(FIRST)  # its rule learns nothing
+    assert await run.replicas.rollouts.learned() is None
+
+    async def fail() -> Known:
+        raise RuntimeError("no such call")
+
+    run.balancer.learned = Method(fail)
+    await run.replicas.publish(SECOND)
+    assert run.shown[-1] == "what the balancer has learned is left out: RuntimeError: no such call"
 
 
 async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run):
@@ -348,6 +390,29 @@ async def test_an_engine_that_does_not_come_up_is_started_once_more_where_it_has
     assert run.shown.count("generation/1 was lost (EngineError: its engine process was killed) and starts again") == 2
 
 
+async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_before(run: Run):
+    await run.replicas.publish(FIRST)
+    run.replicas.workers["generation/1"].start_deadline_s = 0.1
+    run.second.hold.clear()
+    run.second.kill()
+    await run.shows(
+        "generation/1 was lost (driver waited 0.1 s for generation/1 (its engine) and gave up) and starts again"
+    )
+    run.second.hold.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+
+
+async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(logged: Logged):
+    started = Run(logged)
+    started.second.no_start = 1
+    started.replicas.start()
+    with pytest.raises(EngineError):
+        await started.replicas.serving()
+    assert started.second.told == ["start"]
+    await started.close()
+
+
 async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits_for_it_yet(logged: Logged):
     """As in supervised fine-tuning, before the first publish."""
     started = Run(logged)
@@ -385,6 +450,26 @@ async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replica
     await started.close()
 
 
+async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait(logged: Logged):
+    started = Run(logged)
+    for worker in (started.first, started.second):
+        worker.hold.clear()
+        worker.node.clear()
+    started.replicas.start()
+    await asyncio.sleep(0)
+    for worker in (started.first, started.second):
+        worker.kill()
+    await asyncio.sleep(0.1)
+    assert "driver has waited 0 s for Ray (a node for generation/1)" in [
+        wait.line(wait.since_s) for wait in waits._open.values()
+    ]
+    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
+        await asyncio.wait_for(started.replicas.serving(), 60)
+    with pytest.raises(RStarError):
+        await started.watchdog.guard(asyncio.Event().wait())
+    await started.close()
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -403,6 +488,14 @@ async def test_a_worker_whose_loops_have_failed_is_killed_and_comes_back(run: Ru
     said = next(line for line in run.shown if "was lost" in line)
     assert said.startswith("generation/1 was lost (") and said.endswith("and starts again")
     assert type(fault).__name__ in said
+
+
+async def test_a_worker_that_cannot_take_the_weights_is_started_again_and_takes_them_then(run: Run):
+    run.second.fault = MemoryError("no room")
+    await run.replicas.publish(FIRST)
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert any("generation/1 did not take version 1: " in line and "MemoryError" in line for line in run.shown)
+    assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
 
 
 async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_comes_back_waits_for_the_next(run: Run):
@@ -429,6 +522,36 @@ SENT = replace(
 """A version that one of two took from a rank, and that lies nowhere."""
 
 
+async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes_it_again(run: Run):
+    async def store_again(version: int) -> Publication:
+        return SECOND
+
+    run.replicas._store_again = store_again
+    await run.replicas.publish(FIRST)
+    assert len(run.replicas.seats({0: 0, 1: 0}, ranks=1)) == 2
+    run.second.kill()  # it has what it was sent, and the learner still sends to others
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told[-3:] == ["start", 1, "serve"]
+    took = {name: LoadedWeights(checksum=12, move_s=0.0, load_s=0.7, laid_out=False) for name in run.replicas.workers}
+    await run.replicas.publish(replace(SECOND, refs=(), way="nccl", took=took))
+    assert (run.first.told[-1], run.second.told[-1]) == (1, 2)
+
+
+async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):
+    async def store_again(version: int) -> Publication:
+        return replace(FIRST, checksum=99)  # trained since
+
+    run.replicas._store_again = store_again
+    both = dict.fromkeys(("generation/0", "generation/1"), SENT.took["generation/0"])
+    await run.replicas.publish(replace(SENT, took=both, failed={}))
+    run.second.kill()
+    await run.balancer.hears("generation/1")
+    await run.shows("version 1 goes through the object store for replicas that missed it")
+    await run.replicas.publish(SECOND)
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", "start", 2, "serve"]
+
+
 async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run: Run):
     wrong = {"generation/0": LoadedWeights(checksum=99, move_s=0.0, load_s=0.7, laid_out=False)}
     with pytest.raises(RStarError, match="generation/0 holds other weights than the learner published as version 1"):
@@ -453,3 +576,21 @@ async def test_a_node_that_takes_many_replicas_at_once_is_no_row_of_losses(run: 
         for name in ("generation/0", "generation/1"):
             await run.shows(f"{name}: 1,000 KV tokens", times=2 + time)
     assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+
+
+async def test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollouts(run: Run):
+    rollouts = run.replicas.rollouts.run([request(problem) for problem in adding_problems(1)])
+    first = asyncio.ensure_future(anext(rollouts))
+    for worker in (run.first, run.second):
+        worker.node.clear()
+        worker.kill()
+    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
+        await asyncio.wait_for(first, 60)
+
+
+async def test_an_answer_that_was_on_a_lost_node_is_the_loss_of_its_replica(run: Run):
+    run.second.answer_lost = True
+    run.second.kill()
+    await run.balancer.hears("generation/1")
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert "generation/1 was lost (ObjectLostError) and starts again" in run.shown

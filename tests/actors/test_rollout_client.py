@@ -13,15 +13,17 @@ from actors.balancer_service import BalancerService, Known
 from actors.generation import rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.rollout_client import RolloutClient
+from actors.remote import Batch
 from actors.service import Service
 from rstar_ray.agent.journal import TurnJournal, weights_of
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.served_weights import ServedWeights
-from rstar_ray.trajectory import RolloutRequest, StopReason, TrajectorySummary, Turn
+from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
 from scheduler.records import Cancel, Grant
 from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
+from tests.rstar_ray import fabricate
 
 
 class ForgetfulBalancer:
@@ -54,6 +56,9 @@ class ForgetfulBalancer:
     async def next_submission(self) -> None:
         await asyncio.wait_for(self.came_in.wait(), 60)
         self.came_in.clear()
+
+
+TRAJECTORY = fabricate.trajectory(adding_problems(1)[0], [("It is 1.", "", None)], reward=1.0)
 
 
 async def no_loss(name: str, lost: Exception) -> None:
@@ -117,6 +122,42 @@ async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_coun
     await client.close()
 
 
+class CountingChat(CharChat):
+    """Says how often it has encoded a prompt."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        self.encoded.append(problem.id)
+        return super().prompt_ids(problem)
+
+
+async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
+    balancer, chat = ForgetfulBalancer(), CountingChat()
+    client = client_of(balancer, chat)
+    problems = adding_problems(2)
+    requests = [request(problem, rollout_id=f"{problem.id}/{i}") for problem in problems for i in range(8)]
+    running = asyncio.ensure_future(anext(client.run(requests)))
+    await balancer.next_submission()
+    assert chat.encoded == [problem.id for problem in problems]
+    assert [payload.prompt_ids for payload in balancer.payloads] == [
+        CharChat().prompt_ids(problem) for problem in problems for _ in range(8)
+    ]
+    assert len({id(payload.prompt_ids) for payload in balancer.payloads}) == 2  # so that a message holds it once
+    running.cancel()
+    await client.close()
+
+
+def test_a_rank_that_needs_one_trajectory_fetches_little_more_than_that():
+    for count in (1, 5, NUM_PARTS, 3 * NUM_PARTS + 1):
+        trajectories = [TRAJECTORY] * count
+        delivery, parts = Delivery.of(Batch(count, tuple(trajectories)))
+        assert len(parts) == NUM_PARTS and max(map(len, parts)) == -(-count // NUM_PARTS)
+        refs = [rollout.ref for rollout in delivery.rollouts(parts) if isinstance(rollout, FinishedRollout)]
+        assert [ref.batch[ref.index] for ref in refs] == trajectories
+
+
 class DeliveringWorker:
     """Answers the driver's questions with what the test puts in."""
 
@@ -158,6 +199,10 @@ async def test_a_reward_that_has_never_worked_ends_the_run_after_a_few_rollouts(
         await played([FAILED, CUT] * 50, [""] * 100)  # of those that are cut nobody asks what they are worth
     with pytest.raises(RStarError, match=r"reward mine:g: .*could be judged"):
         await played([summary(), FAILED] * 50, ["", "mine:g"] * 50)  # another rule's rewards prove nothing
+
+
+async def test_a_reward_that_has_worked_may_fail_later():
+    assert await played([summary(), *[FAILED] * 50], [""] * 51) == 51
 
 
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
@@ -321,6 +366,23 @@ async def test_a_rollout_that_restarted_does_not_go_back_to_a_longer_start(
     (grant,) = await grants(balancer, "generation/1")
     assert (grant.payload.restarts, grant.payload.turns) == (1, ())
     assert "odd.turns cannot be read" in caplog.text
+    first.cancel()
+    await client.close()
+
+
+@pytest.mark.parametrize(("silent_s", "ends"), [(0.0, True), (10.0, False)])
+async def test_a_stopped_balancer_is_waited_for_until_the_detector_has_ended_it(
+    monkeypatch: pytest.MonkeyPatch, silent_s: float, ends: bool
+):
+    monkeypatch.setattr(rollout_client, "CALL_DEADLINE_S", 0.05)
+    balancer = RemoteBalancer()  # its first replica registers late
+    client = client_of(balancer, silent_s=silent_s)
+    first = asyncio.ensure_future(anext(client.run(training_requests(1))))
+    await asyncio.wait({first}, timeout=0.3)
+    assert first.done() == ends
+    if ends:
+        with pytest.raises(DeadlineExceeded, match=r"driver waited 0\.05 s for balancer"):
+            await first
     first.cancel()
     await client.close()
 

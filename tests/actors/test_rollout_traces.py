@@ -58,6 +58,13 @@ def test_a_rollouts_parts_are_told_with_the_engines_own_times(tmp_path: Path):
     }  # fmt: skip
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, logged: list[str]):
+    (tmp_path / "file").write_text("")
+    told = traces(tmp_path / "file" / "traces.jsonl")
+    play(told)
+    assert len(logged) == 1 and logged[0].startswith("the traces is left out: ")
+
+
 class Collector(BaseHTTPRequestHandler):
     got: list[tuple[str, str, Any]]
 

@@ -103,6 +103,15 @@ async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_
     assert all(result.outcome is Outcome.OK for result in results)
 
 
+async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all():
+    bad, good = FakeExecutor(broken=True), FakeExecutor()
+    tools = client_of({"a": bad, "b": good}, replace(CONFIG, deadline_s=60), caller="generation/0")
+    tools._rest_s = 60.0
+    for number in range(8):
+        assert (await tools.execute(ToolCall(code=str(number)))).text == str(number)
+    assert len(bad.batches) == 1
+
+
 class OddExecutor(FakeExecutor):
     """Answers each call twice, one that nobody made, and to the first batch with what is no answer."""
 
@@ -146,6 +155,12 @@ async def test_while_the_only_executor_starts_again_a_call_waits_and_spends_no_t
     executor.start = Starts(unavailable=20)
     assert (await client(a=executor).execute(ToolCall(code="1 + 1"))).text == "1 + 1"
     assert len(executor.batches) == 2 and not executor.start.unavailable
+
+
+async def test_a_call_that_fails_everywhere_is_our_error_and_no_outcome():
+    tools = client(a=FakeExecutor(broken=True), b=FakeExecutor(dead=True))
+    with pytest.raises(SandboxError, match="failed 3 times"):
+        await tools.execute(ToolCall(code="1"))
 
 
 async def test_a_call_without_an_answer_ends_at_its_deadline_as_our_error():

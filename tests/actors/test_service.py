@@ -10,7 +10,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from actors import remote, service
 from actors.learner.gang import MAX_LOSSES_IN_A_ROW, with_restarts
 from actors.service import LossBudget, Service, State
-from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, SandboxError
+from actors.tool_host import hosts_up
+from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, SandboxError
 
 RESTARTS = ActorUnavailableError("it restarts", None)
 
@@ -102,6 +103,11 @@ async def test_a_refusal_ends_the_first_start_at_once(refusal: Exception):
     assert actor.num_killed == 0
 
 
+async def test_a_host_that_cannot_load_its_tool_ends_the_run_with_its_name():
+    with pytest.raises(RStarError, match="tools/mine/0 did not start"):
+        await hosts_up({"tools/mine/0": Service(Actor(ActorDiedError()), "tools/mine/0")})
+
+
 async def test_a_service_goes_through_its_states_and_says_how_long_it_served():
     actor = Actor("up")
     actor.probes = True
@@ -154,6 +160,13 @@ class Stage:
     async def until_done(self) -> str:
         since = lambda: f"the checkpoint of step {self.saved}"  # noqa: E731
         return await with_restarts(self.run, restart=self.restart, since=since)
+
+
+async def test_after_a_loss_the_learner_starts_again_and_then_the_stage(logged: list[str]):
+    stage = Stage([4])
+    assert await stage.until_done() == "done"
+    assert stage.calls == ["stage", "restart", "stage"]
+    assert logged == ["learner/rank-0 died; the learner starts again from the checkpoint of step 4"]
 
 
 async def test_a_loss_in_the_restart_counts_like_another():

@@ -13,7 +13,8 @@ import pytest
 from actors.weights import shared_memory
 from actors.weights.buckets import WeightBucket, checksum
 from actors.weights.shared_memory import open_buckets, shared_buckets
-from tests.actors.unpacked import NamedArray, pack
+from rstar_ray.errors import DeadlineExceeded
+from tests.actors.unpacked import NamedArray, pack, unpack
 
 HOLDING = """
 import sys, time
@@ -38,6 +39,14 @@ def buckets() -> list[WeightBucket]:
 
 
 PLAN = [bucket.entries for bucket in buckets()]
+
+
+def test_shared_weights_come_out_as_they_went_in(tmp_path: Path):
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
+        received = open_buckets(shared.path, PLAN)
+        assert checksum(received) == checksum(buckets())
+        for parameter in unpack(received):
+            np.testing.assert_array_equal(parameter.array, parameters()[parameter.name])
 
 
 def test_eight_at_once_lay_out_once_and_nothing_is_left(tmp_path: Path):
@@ -76,6 +85,20 @@ def test_a_file_that_is_only_half_laid_out_is_laid_out_again(tmp_path: Path):
     name.write_bytes(b"half")
     with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         assert shared.laid_out and checksum(open_buckets(shared.path, PLAN)) == checksum(buckets())
+
+
+def test_who_lays_out_for_ever_is_not_waited_for_that_long(tmp_path: Path):
+    import fcntl
+
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
+        name = Path(shared.path)
+    with name.open("wb") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        with (
+            pytest.raises(DeadlineExceeded, match="laying out"),
+            shared_buckets("one", buckets(), folder=tmp_path, deadline_s=0.02),
+        ):
+            pass
 
 
 def test_weights_that_do_not_fit_into_shared_memory_take_the_disk_and_say_so(

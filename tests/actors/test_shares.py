@@ -93,6 +93,14 @@ def test_each_update_takes_whole_prompt_groups_and_is_normalised_by_itself(num_u
     assert all(len(updates) == 1 for updates in of_group.values())
 
 
+def test_updates_of_a_step_get_as_many_tokens_as_whole_groups_allow():
+    tokens = (40, 8, 9, 33, 10, 12, 30, 8)
+    rows = grouped_rows(*tokens)
+    work = rl_work(rows, ranks=1, updates_per_step=2)
+    loads = [sum(share.row.num_tokens for batch in update for share in batch) for update in work[0]]
+    assert sum(loads) == 4 * sum(tokens) and max(loads) - min(loads) <= 4 * min(tokens)
+
+
 def test_conversations_share_one_weight_by_their_tokens_with_a_loss():
     def example(mask: list[int]) -> SftExample:
         return SftExample(np.zeros(len(mask), np.int32), np.array(mask, np.bool_))

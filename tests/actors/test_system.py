@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -130,6 +131,14 @@ def rows(rollouts: list[FinishedRollout]) -> list[TrainingRow]:
     ]
 
 
+async def test_actors_are_found_by_the_names_the_dashboard_shows(system: TrainingActors):
+    names = set(ray.util.list_named_actors())
+    assert names == {
+        "balancer", "generation/0", "generation/1", "learner/rank-0", "learner/rank-1", "sandbox/0",
+        "tools/mine:tools/0", "tools/mine:Half/0",
+    }  # fmt: skip
+
+
 async def test_tools_of_ones_own_run_beside_python_and_survive_a_death_and_a_call_that_blocks(system: TrainingActors):
     host = Remote[ToolHostActor].named("tools/mine:tools/0", caller="test")
     tools = Tools(system.specs, system.tools, {"mine:tools": [host]}, caller="test").open(
@@ -159,6 +168,13 @@ async def test_an_environment_answers_rollouts_of_real_engines_and_rewards_them(
     assert all((summary.reward, summary.num_turns) == (0.5, 1) for summary in answered)
     assert all(summary.reward == 0.0 for summary in summaries if summary not in answered)
     assert await ray.get_actor("tools/mine:Half/0").num_states.remote() == 0
+
+
+async def test_the_sandbox_runs_a_call_in_its_cage(system: TrainingActors):
+    result = await system.tools.execute(ToolCall(code="import os; print(6*7, os.getuid() != 0)"))
+    assert (result.outcome, result.text) == (Outcome.OK, "42 True")
+    assert (await system.tools.execute(ToolCall(code="1/0"))).outcome is Outcome.ERROR
+    assert await system.tools.compare([("\\sqrt{12}", "2\\sqrt{3}"), ("\\sqrt{12}", "3")]) == (True, False)
 
 
 async def test_engine_and_learner_agree_on_log_probs_over_several_publishes(system: TrainingActors):
@@ -227,6 +243,20 @@ async def test_what_is_stopped_is_noticed_killed_and_lost_nothing_two_at_once(sy
     async with asyncio.timeout(60):
         while system.replicas.there.keys() != {"generation/0", "generation/1"}:
             await asyncio.sleep(0.1)
+
+
+async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_with_todays_weights(
+    system: TrainingActors, tmp_path: Path
+):
+    worker = system.replicas.workers["generation/1"].handle
+    pid = (await worker.probe.remote()).pid
+    rollouts = asyncio.create_task(roll_out(system, "death", prompts=12, siblings=16))
+    async with asyncio.timeout(60):
+        while (await worker.load.remote()).running == 0:
+            await asyncio.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    found = await asyncio.wait_for(rollouts, 180)
+    assert len(found) == 12 * 16
     await system.publish(9)
     after = await roll_out(system, "after")
     assert {done.summary.policy_version_min for done in after} == {9}

@@ -223,6 +223,13 @@ def shouted(tools: Tools, text: str = "b") -> Awaitable[ToolResult]:
     return tools.open(start()).execute(ToolCall(tool="shout", arguments={"text": text}))
 
 
+async def test_a_tool_that_blocks_its_host_is_a_time_out_and_its_host_is_killed(killed: list[Any]):
+    tools, hosts = tools_of(SHOUT)
+    hosts["mine:shout"].silent = True
+    assert (await shouted(tools)).outcome is Outcome.TIMEOUT
+    assert killed == [hosts["mine:shout"]]
+
+
 async def test_an_answer_that_is_late_or_lost_is_a_time_out_and_costs_no_host(
     killed: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -247,6 +254,37 @@ async def test_a_host_that_is_silent_altogether_is_no_time_out_of_the_tools(kill
     assert (await one.execute(ToolCall(tool="kept", arguments={"text": "b"}))).text == "a b"
     with pytest.raises(ToolStateLost):
         await one.execute(ToolCall(tool="words", arguments={"text": "b"}))
+
+
+async def test_a_host_that_is_silent_twice_at_one_call_is_so_for_the_call(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    """As where C code keeps the interpreter's lock."""
+    tools, hosts = tools_of(SHOUT)
+    host = hosts["mine:shout"]
+
+    async def keeps_the_lock(tool: str, call: HostCall) -> HostAnswer:
+        host.stopped = True
+        return await FakeHost._call(host, tool, call)
+
+    monkeypatch.setattr(host, "_call", keeps_the_lock)
+    assert (await shouted(tools)).outcome is Outcome.TIMEOUT
+    assert killed == [host, host] and host.asked == 2
+
+
+async def test_a_silent_host_is_waited_for_until_ray_has_started_another_and_no_longer_than_a_start_takes(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeHost, "killed", lambda self: None)
+    monkeypatch.setattr(tool_client, "START_S", 0.3)
+    tools, hosts = tools_of(SHOUT)
+    host = hosts["mine:shout"]
+    host.stopped = True
+    asyncio.get_running_loop().call_later(0.25, setattr, host, "stopped", False)
+    assert (await shouted(tools)).text == "B"
+    host.stopped = True
+    with pytest.raises(ToolError, match="mine:shout: its host does not come back"):
+        await shouted(tools)
 
 
 async def test_an_environment_answers_and_one_that_fails_is_our_error():

@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from actors import tool_client
+from actors.health import watchdog
 from actors.health.watchdog import Watchdog
 from actors.tool_client import RolloutTools, Tools
 from actors.tool_host import hosts_up, start_hosts
@@ -146,14 +147,15 @@ async def test_a_host_that_is_stopped_in_a_call_is_named_killed_and_the_call_mad
         assert await one.pid() != pid
 
 
-async def test_an_idle_host_that_is_lost_is_noticed_and_the_cost_of_its_states_is_logged(own: Path):
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_an_idle_host_that_is_lost_is_noticed_and_what_its_states_cost_is_said(own: Path, number: signal.Signals):
     async with hosted(own) as one:
         rollouts = [one.rollout(name) for name in "abc"]
         for rollout in rollouts:
             await call(rollout, "kept", "x")
         await call(rollouts[0], "words", "x")
         await asyncio.sleep(2 * CONFIG.probe_every_s + 0.2)  # it has said what it has
-        await one.send(signal.SIGKILL)
+        await one.send(number)
         died = await one.until_shown(f"{NAME} died")
         assert died.endswith(
             "; lost with it: the states of 4 rollouts, of which 1 had no snapshot: those rollouts start again"
@@ -166,6 +168,8 @@ async def test_an_idle_host_that_is_lost_is_noticed_and_the_cost_of_its_states_i
 async def test_a_tool_that_takes_its_time_is_not_taken_for_a_wedged_one(own: Path):
     async with hosted(own) as one:
         pid, rollout = await one.pid(), one.rollout()
+        assert (await call(rollout, "wait", "4")).outcome is Outcome.OK
+        assert one.shown == []
         assert (await call(rollout, "block", "6")).text == "blocked"  # twice the limit, and the loop does not turn
         assert [line for line in one.shown if "has blocked it" not in line] == []
         assert await one.pid() == pid
@@ -207,6 +211,28 @@ async def test_a_stopped_host_is_ended_by_who_calls_it_where_there_is_no_detecto
         pid = await one.send(signal.SIGSTOP)
         assert (await asyncio.wait_for(call(one.rollout(), "late", "0"), 120)).text == "waited"
         assert not psutil.pid_exists(pid) and await one.pid() != pid
+
+
+@pytest.mark.slow
+async def test_a_host_that_is_stopped_in_the_start_after_its_death_is_ended_too(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watchdog, "RESTART_S", 18.0)
+    starting = own / "starting"
+    async with hosted(own) as one:
+        starting.touch()
+        try:
+            await one.send(signal.SIGKILL)
+            async with asyncio.timeout(120):
+                while not (told := starting.read_text()):
+                    await asyncio.sleep(0.05)
+        finally:
+            starting.unlink()
+        os.kill(int(told), signal.SIGSTOP)
+        assert "its next process is killed" in await one.until_shown(f"{NAME} did not come back")
+        await one.until_shown(f"{NAME} died")
+        assert not psutil.pid_exists(int(told))
+        assert (await call(one.rollout(), "wait", "0")).outcome is Outcome.OK
 
 
 async def test_a_host_that_cannot_load_its_tool_is_named_with_the_reason(own: Path, tmp_path: Path):

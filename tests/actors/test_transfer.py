@@ -3,10 +3,13 @@
 The engines' half is the product's (`Arrivals`) wherever a CPU has what it needs.
 """
 
+import inspect
+import multiprocessing
+import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,18 +18,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from actors.weights import collective
 from actors.weights.arrivals import Arrivals
-from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, checksum, sum_of_bytes
+from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, as_rows, checksum, sum_of_bytes
 from actors.weights.collective import CollectiveTransfer
-from actors.weights.ipc import IpcTransfer
-from actors.weights.tensors import ServedWeights, TensorBucket, add_checksum, sum_of_tensor
+from actors.weights.ipc import IpcTransfer, rebuilt
+from actors.weights.tensors import ServedWeights, TensorBucket, add_checksum, filled, sum_of_tensor
 from actors.weights.transfer import EngineSeat, LoadedWeights, Publication, put_into_store
-from rstar_ray.errors import DeadlineExceeded, EngineError
+from rstar_ray.errors import DeadlineExceeded, EngineError, TransferError
 
 CPU = torch.device("cpu")
 BUCKET_BYTES = 4_096
+START_S = 300.0  # of a process that imports torch, on a machine with much else to do
 DEADLINE_S = 60.0
 
 
@@ -171,6 +176,13 @@ def test_a_sum_of_bytes_on_a_device_is_the_hosts(size: int):
     assert sum_of_tensor(torch.from_numpy(data)) == sum_of_bytes(data)
 
 
+def test_another_parameter_than_the_layout_has_next_is_refused():
+    weights = Gathered()
+    reversed_order = iter(reversed(weights.parameters.items()))
+    with pytest.raises(ValueError, match="last came where embed was to lie"):
+        filled(weights.plan[0], torch.zeros(BUCKET_BYTES, dtype=torch.uint8), reversed_order)
+
+
 # ---------------------------------------------------------------- the object store
 
 
@@ -226,7 +238,134 @@ def test_where_the_engine_fails_or_hangs_the_rank_gathers_to_the_end_and_gives_i
     assert beside.memory.exported == {}
 
 
+def test_a_time_that_ran_out_in_the_engine_is_told_as_the_engines():
+    beside = Beside(deadline_s=5.0)
+
+    def give_up() -> None:
+        raise TimeoutError("no memory handle for 1 s")
+
+    beside.engine.fails["take"] = give_up
+    sent, _ = beside.send()
+    assert sent.failed == {"generation/0": "generation/0 failed in loading bucket 1 of 3: no memory handle for 1 s"}
+
+
+def test_a_rank_whose_engine_is_gone_only_gathers():
+    beside = Beside()
+    weights = Gathered()
+    sent = beside.transfer.send(weights, 1, [])
+    assert (sent.num_bytes, sent.took, sent.failed) == (0, {}, {})
+    assert weights.events == ["all gathered"] and beside.events == []
+
+
+def test_a_handle_is_rebuilt_with_torchs_own_arguments_in_their_order():
+    """What `CudaExporter` writes down of `reduce_tensor`, read back by name."""
+    handle = {
+        "gpu": "uuid", "size": [9], "stride": [1], "offset": 2, "handle": b"h", "storage_bytes": 16,
+        "storage_offset": 4, "counter": b"c", "counter_offset": 3, "event": b"e", "event_sync": True,
+    }  # fmt: skip
+    arguments = inspect.signature(rebuild_cuda_tensor).bind(*rebuilt(handle, 5)).arguments
+    assert arguments == {
+        "tensor_cls": torch.Tensor, "tensor_size": torch.Size([9]), "tensor_stride": (1,), "tensor_offset": 2,
+        "storage_cls": torch.storage.TypedStorage, "dtype": torch.uint8, "storage_device": 5, "storage_handle": b"h",
+        "storage_size_bytes": 16, "storage_offset_bytes": 4, "requires_grad": False, "ref_counter_handle": b"c",
+        "ref_counter_offset": 3, "event_handle": b"e", "event_sync_required": True,
+    }  # fmt: skip
+    assert isinstance(hash(tuple(rebuilt(handle, 5))), int)  # vLLM remembers by them what is open
+
+
 # ---------------------------------------------------------------- a broadcast between real processes
+
+
+def receive(meetings: Any, plan: list[Any], answers: Any, dies_at: int | None) -> None:
+    """An engine's process: the product's end, as vLLM's worker runs it."""
+    arrivals = Arrivals(CPU, 0)
+    answers.put("up")
+    arrivals.join(meetings.get(timeout=START_S))
+    answers.put("joined")
+    for _ in range(2):
+        total = 0
+        try:
+            for number, bucket in enumerate(arrivals.parcel("nccl", plan)):
+                total = add_checksum(bucket, total)
+                if number == dies_at:
+                    os._exit(1)
+        except Exception as failed:  # sent to the test by name
+            answers.put(f"{type(failed).__name__}: {failed}")
+            return
+        answers.put(total)
+
+
+class FarEngine:
+    """An `EngineLine` of a process of its own."""
+
+    def __init__(self, name: str, plan: BucketPlan, dies_at: int | None = None) -> None:
+        self.seat = EngineSeat(name=name, incarnation="1", ranks=1, sender=0)
+        spawn = multiprocessing.get_context("spawn")
+        self._meetings: Any = spawn.Queue()
+        self._answers: Any = spawn.Queue()
+        self._plan = as_rows(plan)
+        self._thread = ThreadPoolExecutor(1)
+        arguments = (self._meetings, self._plan, self._answers, dies_at)
+        self.process = spawn.Process(target=receive, args=arguments, daemon=True)
+        self.process.start()
+        self.told: list[Any] = []
+        self._answer()  # it is up: no deadline below counts its start
+
+    def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
+        self.told.append("join")
+        self._meetings.put(dict(meeting))
+        return self._thread.submit(self._answer)
+
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
+        self.told.append(version)
+        return self._thread.submit(lambda: None)
+
+    def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
+        assert parcel == {"by": "nccl", "buckets": self._plan}
+        return self._thread.submit(self._answer)
+
+    def end(self) -> "Future[LoadedWeights]":
+        return self._thread.submit(lambda: LoadedWeights(checksum=self.last))
+
+    def _answer(self) -> None:
+        until = time.monotonic() + START_S
+        while self._answers.empty():
+            if self.process.exitcode:
+                raise EngineError(f"its process ended with {self.process.exitcode}")
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        self.last = self._answers.get()
+
+
+@pytest.mark.slow
+def test_by_broadcast_every_engine_has_the_senders_weights_version_by_version():
+    plan = Gathered().plan
+    engines = [FarEngine(f"generation/{number}", plan) for number in range(2)]
+    transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
+    for version in (1, 2):
+        weights = Gathered(seed=version)
+        sent = transfer.send(weights, version, engines)
+        assert sent.failed == {}
+        assert sent.checksum == weights.checksum
+        assert {pulled.checksum for pulled in sent.took.values()} == {weights.checksum}
+    assert [engine.told for engine in engines] == [["join", 1, 2]] * 2  # the group was made once
+    transfer.leave()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_the_deadline():
+    weights = Gathered()
+    engines = [FarEngine("generation/0", weights.plan), FarEngine("generation/1", weights.plan, dies_at=0)]
+    transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
+    sent = transfer.send(weights, 1, engines)
+    assert sent.took == {} and sent.num_bytes == 0
+    assert sent.failed.keys() == {"generation/0", "generation/1"}
+    assert any(said in sent.failed["generation/0"] for said in ("broke off", "generation/1 failed", "gave up"))
+    assert weights.events[-1] == "all gathered"
+    engines[0].process.join(2 * DEADLINE_S)
+    assert engines[0].process.exitcode == 0  # it waited no longer than that, and said why
+    engines[0]._thread.submit(lambda: None).result(START_S)  # the answer has been read
+    assert any(kind in str(engines[0].last) for kind in ("TransferError", "DeadlineExceeded"))
 
 
 @pytest.mark.long
@@ -263,3 +402,12 @@ def test_a_group_whose_members_do_not_all_come_is_not_left_for_torch_to_end_the_
     with pytest.raises(DeadlineExceeded, match="that all are there"):
         collective.Collective(collective.open_store("127.0.0.1", 2, 1.0), 0, 2, CPU, 0.05)
     assert group.aborted
+
+
+def test_weights_by_a_way_that_nobody_knows_or_without_a_group_are_refused():
+    arrivals = Arrivals(CPU, 0)
+    rows: Sequence[Any] = as_rows(Gathered().plan)
+    with pytest.raises(TransferError, match="joined no group"):
+        list(arrivals.parcel("nccl", rows))
+    with pytest.raises(TransferError, match="'pigeon', which is not a known way"):
+        list(arrivals.parcel("pigeon", rows))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ from actors.service import Service
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
+from rstar_ray.run_dir.durable import read_json
 from tests.logged import Logged
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
@@ -182,6 +184,18 @@ async def test_an_answer_that_was_lost_with_its_node_is_no_death_and_is_asked_fo
     assert not run.killed
 
 
+async def test_a_process_that_cannot_be_killed_is_named_and_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def refuse(handle: Any, **_: Any) -> None:
+        raise ConnectionError("no head")
+
+    monkeypatch.setattr(remote.ray, "kill", refuse)
+    actor = Actor()
+    actor.silent = True
+    run.follow("actor", actor)
+    while run.shown.count("actor could not be killed: ConnectionError: no head") < 2:
+        await run.happens()
+
+
 async def test_a_watchdog_that_fails_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch):
     def fail() -> None:
         raise KeyError("a bug")
@@ -202,6 +216,21 @@ async def test_a_death_for_good_calls_back_or_is_shown(run: Run):
     assert len(run.shown) == 1 and run.shown[0].startswith("tools/a:b/0 is gone for good: ")
 
 
+async def test_the_runs_processes_are_recorded(tmp_path: Path):
+    path = tmp_path / "processes.json"
+    watchdog = Watchdog(CONFIG, record=path)
+    watchdog.start()
+    service = Service[Any](Actor(), "engine", silent_s=10)
+    watchdog.follow(service)
+    while not watchdog.heartbeats():
+        await asyncio.sleep(0.01)
+    service.serves()
+    watchdog.follow(service)
+    process = {"incarnation": "first", "node_id": "node", "pid": 1, "start_time": "then", "children": []}
+    assert read_json(path) == {"engine": process}
+    await watchdog.close()
+
+
 async def test_a_process_that_replaces_one_that_died_is_shown_and_so_are_its_own_lines(run: Run):
     actor = Actor()
     run.follow("balancer", actor)
@@ -214,6 +243,14 @@ async def test_a_process_that_replaces_one_that_died_is_shown_and_so_are_its_own
     assert run.shown[:2] == [
         "balancer died: process 1 is gone, process 2 replaces it", "balancer: 1 servers of its pool were lost"
     ]  # fmt: skip
+    assert not run.killed
+
+
+async def test_a_service_that_it_has_left_is_not_judged(run: Run):
+    actor = Actor()
+    actor.silent = True
+    run.watchdog.leave(run.follow("actor", actor))
+    await asyncio.sleep(0.5)
     assert not run.killed
 
 

@@ -30,6 +30,7 @@ class Vllm:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.dead = ""
+        self.holds_all = True
         self.engine_core = self
 
     def alive(self) -> "Vllm":

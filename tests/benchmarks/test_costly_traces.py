@@ -1,6 +1,12 @@
 """What the benchmark of costly preemptions replays, and which options of benchmarks go together."""
 
+from typing import Any
+
+import pytest
+
+from benchmarks.balancer import BenchSettings
 from benchmarks.costly import CostlySize, rollouts, simulated
+from rstar_ray.errors import ConfigError
 from scheduler.cost import EngineCost
 
 
@@ -13,3 +19,17 @@ def test_the_twin_runs_the_same_trace_with_the_same_caches():
     assert ours.preemptions < theirs.preemptions
     roomy = CostlySize(tokens=12_000, kv_tokens=400_000, response_tokens=1_000)
     assert simulated("bimodal", trace, "least_requests", roomy, cost).preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"costly": True, "calibrate": True}, "--calibrate: --costly measures something else. Hint: give one of them"),
+        ({"out": "cost.json"}, "--out: nothing is fitted. Hint: give --calibrate too"),
+        ({"size": CostlySize(tokens=1)}, "--size: it is of the costly comparison. Hint: give --costly too"),
+        ({"repeats": 0}, "--repeats: must be at least 1"),
+    ],
+)
+def test_what_no_measurement_would_read_is_refused(settings: dict[str, Any], line: str):
+    with pytest.raises(ConfigError, match=line):
+        BenchSettings(**settings)

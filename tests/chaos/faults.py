@@ -236,6 +236,11 @@ def limited(name: str, limit: int, value: int) -> Fault:
     return fault
 
 
+def silent_child(run: Run) -> None:
+    """A warm server of the sandbox's pool is stopped."""
+    found(run, "sandbox/0 child").send_signal(signal.SIGSTOP)
+
+
 NEWEST = "checkpoints/stage1-step-*"
 PARTS = ("generation/0", "sandbox/0", "balancer", "learner/rank-0", "learner/rank-1", "tools/own:echo/0")
 CHILDREN = {"generation/1 engine": "generation/1", "sandbox/0 child": "sandbox/0"}

@@ -116,6 +116,11 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "prometheus"
 
 
+def test_without_a_cluster_one_line_says_so(program: Path):
+    with pytest.raises(ConfigError, match=r"no cluster of this folder is up. Hint: run `make cluster-up` first"):
+        dashboards.up()
+
+
 @pytest.fixture
 def head(program: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """Stands for a head."""
@@ -131,3 +136,15 @@ def test_a_prometheus_that_ends_is_told_with_its_last_line(head: "subprocess.Pop
         ConfigError, match=r"prometheus: it ended: .'the disk is full'.. Hint: see .cluster/prometheus/log"
     ):
         dashboards.up(cluster.free_port())
+
+
+def test_one_that_runs_already_is_told_at_the_port_that_it_has(
+    head: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+):
+    stands_for_it = ["/bin/sh", "-c", "sleep 60; :", "prometheus", "--web.listen-address=127.0.0.1:9090"]
+    with subprocess.Popen(stands_for_it) as running:
+        record(cluster.PROMETHEUS, running.pid)
+        dashboards.up(9_191)
+        running.kill()
+    told = capsys.readouterr().out
+    assert "http://127.0.0.1:9090 (scrapes" in told and "9191" not in told

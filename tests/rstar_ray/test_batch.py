@@ -113,6 +113,9 @@ def test_rows_without_a_token_are_planned_too(packed: bool):
     assert plan_of([], 2, derived.limits(attention="rows" if packed else "sdpa")) == [[], []]
 
 
+# ---------------------------------------------------------------- plans, number by number
+
+
 # ---------------------------------------------------------------- tensors
 
 
@@ -183,3 +186,9 @@ def test_a_row_that_fills_the_lanes_keeps_its_last_token():
         batch = collate([row(list(range(length)), [0] * (length - 1) + [1])], packed=True)
         assert batch.row_lengths == (kept,)
         assert batch.targets_N.tolist() == [length - 1] and batch.positions_N.tolist() == [length - 2]
+
+
+def test_a_row_of_one_token_predicts_nothing_and_is_no_input():
+    batch = collate([row([3], [1]), row([4, 5], [1, 1])], packed=True)
+    assert batch.input_ids_BT.tolist() == [[4]]
+    assert batch.targets_N.tolist() == [5] and batch.rows_N.tolist() == [0]

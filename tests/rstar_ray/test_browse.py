@@ -13,6 +13,7 @@ from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.report.run_record import TrajectoryFile, read_ledger, read_run
 from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids
 from rstar_ray.report.trajectory_rows import (
+    NOTHING_KNOWN,
     Siblings,
     StepStatuses,
     reason,
@@ -26,6 +27,8 @@ from rstar_ray.report.trajectory_text import (
     MOST,
     NEGATIVE,
     SCALE,
+    Body,
+    chosen,
     figures_of,
 )
 from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
@@ -48,11 +51,42 @@ def step_statuses(**statuses: str) -> StepStatuses:
     return StepStatuses({name.replace("s", "0-p/"): status for name, status in statuses.items()}, {}, {})
 
 
+def test_a_rollout_is_told_why_it_was_kept_or_not():
+    group = [row(0), row(1, calls=4, failed=1), row(2, reward=0), row(3, reward=0, calls=0)]
+    known = step_statuses(s0="trained", s1="resampled_away", s2="trained", s3="resampled_away")
+    assert [reason(one, group, known, "paper") for one in group] == [
+        "Trained on: among 1 of the group's 2 right answers that were kept. Right answers: drawn by 1 / p_total, "
+        "flawless ones first; here p_total = p_err 0.00 (0 of 1 calls failed) + p_format 0.00 = 0.00.",
+        "Resampled away: not among 1 of the group's 2 right answers that were kept. Right answers: drawn by 1 / "
+        "p_total, flawless ones first; here p_total = p_err 0.25 (1 of 4 calls failed) + p_format 0.00 = 0.25.",
+        "Trained on: among 1 of the group's 2 wrong answers that were kept. Wrong answers are drawn uniformly.",
+        "Resampled away: not among 1 of the group's 2 wrong answers that were kept. Wrong answers are drawn uniformly.",
+    ]
+    assert reason(group[2], group, known, "release").endswith("Of the wrong answers the released rule keeps the first.")
+    assert "the lowest p_total first" in reason(group[1], group, known, "release")
+    assert reason(group[1], group, known, "random").endswith("All are drawn uniformly.")
+    assert reason(group[0], group, known, "none") == (
+        "Trained on: among 1 of the group's 2 right answers that were kept."
+    )
+
+
 def test_with_graded_rewards_a_rollout_is_compared_with_those_of_its_reward():
     group = [row(0, reward=0.5), row(1), row(2, reward=0)]
     known = step_statuses(s0="trained", s1="resampled_away", s2="trained")
     assert "among those with reward 0.5" in reason(group[0], group, known, "paper")
     assert "among those with" not in reason(group[1], group[1:], known, "paper")
+
+
+def test_equal_rewards_failures_of_ours_and_evaluations_have_reasons_of_their_own():
+    group = [row(0), row(1)]
+    equal = step_statuses(s0="in_equal_groups", s1="in_equal_groups")
+    assert reason(group[0], group, equal, "paper").endswith("have the same reward: no signal.")
+    lost = StepStatuses({"0-p/0": "left_out", "0-p/1": "dropped"}, {}, {"0-p/0": "too long", "0-p/1": "no sandbox"})
+    assert [reason(one, group, lost, "paper") for one in group] == [
+        "Left out by the learner: too long.",
+        "Dropped: no sandbox.",
+    ]
+    assert reason(group[0], group, NOTHING_KNOWN, "paper") == ""
 
 
 def test_the_characters_of_tokens_make_up_the_text():
@@ -76,6 +110,16 @@ def test_what_the_learner_saw_can_be_read_back():
         size = 10 ** (number % NEGATIVE / DECADES - LEAST_DECADE)
         assert size == pytest.approx(abs(told), rel=0.08) and (number > NEGATIVE) == (told < 0)
     assert ((ord(entropies[3]) - FIRST) / SCALE) ** 2 == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_page_takes_whole_groups_in_rounds_over_the_files_until_it_is_full():
+    bodies = [Body(g, file, f"{file}", place, b"x" * 300, b"y" * 60) for g, (file, place) in enumerate(
+        [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)])]  # fmt: skip
+    held, figures = chosen(bodies, most_text_bytes=5 * 464, most_bytes=5 * 464 + 2 * 144)
+    assert [(body.file, body.place) for body in held] == [(2, 0), (1, 0), (0, 0), (2, 1), (0, 1)]
+    assert figures == {4, 3}
+    everything, all_figures = chosen(bodies)
+    assert len(everything) == 6 and len(all_figures) == 6
 
 
 def written(folder: Path, groups: int, siblings: int) -> TrajectoryFile:

@@ -1,11 +1,15 @@
 """Columns of problem files made by others, and problem files of our own."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
+from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
+from rstar_ray.trajectory import Problem
 
 
 def row(problem: str, answer: str = "1", name: str = "") -> RawProblem:
@@ -76,3 +80,23 @@ def test_names_are_found_in_any_case_and_inside_objects():
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_file_is_taken_as_it_is_written(tmp_path: Path):
+    rows = [
+        {"id": 7, "problem": " p ", "answer": " +12 "},
+        {"id": "b", "problem": "q", "answer": -3, "family": "f", "difficulty": 2},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    assert load_problems(path, integer_answers=True) == [
+        Problem(id="7", problem=" p ", answer="+12", family="", difficulty=0.0),
+        Problem(id="b", problem="q", answer="-3", family="f", difficulty=2.0),
+    ]
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(ConfigError, match=r"a\.jsonl, row 3: id '7' is also that of row 1"):
+        load_problems(path, integer_answers=True)
+    for wrong in ({"difficulty": True}, {"difficulty": 1e999}, {"family": 3}, {"problem": " "}, {"answer": 1.5}):
+        path.write_text(json.dumps(rows[1] | wrong) + "\n")
+        with pytest.raises(ConfigError, match=rf"row 1: {next(iter(wrong))}"):
+            load_problems(path, integer_answers=False)

@@ -62,3 +62,21 @@ def test_a_gap_in_its_own_ticks_condemns_nobody():
     detector.heard("a", work=1, progress=3)
     found = [(second, w.name) for second in range(170, 181) for w in detector.tick(float(second))]
     assert found == [(175, "a"), (177, "b")]  # both limits go on being counted by the ticks it made
+
+
+def test_a_detector_that_is_slow_at_every_tick_still_finds_the_silent():
+    detector = watching("a")
+    assert [w.name for second in range(105, 150, 5) for w in detector.tick(float(second))] == ["a"]
+
+
+def test_what_is_forgotten_is_not_judged_and_what_is_watched_again_begins_anew():
+    detector = watching("a", "b")
+    detector.forget("a")
+    for second in range(101, 111):
+        detector.tick(float(second))
+    detector.watch("b", LIMIT)
+    assert not detector.watches("a")
+    assert [w for second in range(111, 121) for w in detector.tick(float(second))] == []
+    assert [w.name for w in detector.tick(121.0)] == ["b"]
+    detector.heard("b")  # of what is not watched any more: nothing to note
+    assert not detector.watches("b")

@@ -109,6 +109,14 @@ def test_the_bootstrap_interval_is_that_of_the_mean_and_the_same_every_time():
     assert bootstrap_interval([(1, 1), (1, 1)]) == (1.0, 1.0)
 
 
+def test_a_majority_counts_right_answers_as_one_and_draws_ties_by_lot():
+    assert majority_is_right([True, True, False, False], ["1/2", "0.5", "3", "4"]) == 1.0
+    assert majority_is_right([True, False, False], ["1", "7", "7 "]) == 0.0
+    assert majority_is_right([True, False, False], ["1", "7", "8"]) == pytest.approx(1 / 3)
+    assert majority_is_right([True, False, False, False], ["1", "", "", ""]) == 1.0  # no answer, no vote
+    assert majority_is_right([False, False], ["", ""]) == 0.0
+
+
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["", "1", "2", "3"])), min_size=1, max_size=7))
 def test_a_majority_is_what_drawing_by_lot_gives(rollouts_k: list[tuple[bool, str]]):
     votes = ["right" if right else answer for right, answer in rollouts_k if right or answer]
@@ -213,3 +221,21 @@ def test_a_row_that_cannot_be_used_is_named_by_its_number(tmp_path: Path, row: o
     path = write_rows(tmp_path / "set.jsonl", GOOD, row)
     with pytest.raises(ConfigError, match=f"set.jsonl, {message}"):
         load_problems(path, integer_answers=True)
+
+
+def test_files_that_hold_no_problems_are_refused(tmp_path: Path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps(GOOD) + '\n{"id": "b", "prob')
+    with pytest.raises(ConfigError, match=r"broken.jsonl, row 2: is not JSON"):
+        load_problems(broken, integer_answers=True)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match=r"empty.jsonl: holds no problem"):
+        load_problems(tmp_path / "empty.jsonl", integer_answers=True)
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(ConfigError, match=r"bad.parquet: is not parquet"):
+        load_problems(tmp_path / "bad.parquet", integer_answers=True)
+    with pytest.raises(ConfigError, match="no such file"):
+        load_problems(tmp_path / "absent.jsonl", integer_answers=True)
+    (tmp_path / "set.xls").write_text("id,problem,answer\n")
+    with pytest.raises(ConfigError, match="no known format"):
+        load_problems(tmp_path / "set.xls", integer_answers=True)

@@ -15,7 +15,7 @@ from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import Problem, RolloutRequest
-from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, fake_context
+from tests.fakes import LocalRollouts, SkilledPolicy, UnreliableSandbox, adding_problems, fake_context
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
@@ -83,6 +83,12 @@ async def choice(path: Path, problems: Sequence[Problem], rollouts: Rollouts) ->
 async def test_a_problem_that_lacks_rollouts_is_not_counted_as_solved(tmp_path: Path):
     losing = Losing(SkilledPolicy(skill=1.0, slip=0.0), "0-add-0/1", "0-add-0/2")  # solves all that is not lost
     assert await choice(tmp_path, adding_problems(20), losing) == ["add-0"]
+
+
+async def test_the_hard_set_is_not_chosen_from_what_is_left_of_our_losses(tmp_path: Path):
+    unreliable = LocalRollouts(SkilledPolicy(), UnreliableSandbox(fails_every=2))
+    with pytest.raises(RStarError, match=r"choosing the hard set: \d+ of 80 rollouts failed 3 times"):
+        await choice(tmp_path, adding_problems(10), unreliable)
 
 
 async def test_the_choice_may_lack_one_in_twenty_of_all_its_rollouts_however_often_it_began(tmp_path: Path):
@@ -201,6 +207,16 @@ async def test_another_policy_chooses_for_itself(what: str, tmp_path: Path):
     await chosen(path, all_again, config=changed if isinstance(changed, RunConfig) else config)
     assert len(all_again.asked) == SIBLINGS * len(PROBLEMS)
     assert len([*(path / "evaluations").iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("rollout.temperature", 0.5), ("rollout.max_turns", 3), ("seed", 1), ("chat.system", "Hm.")]
+)
+async def test_what_is_asked_otherwise_is_another_choice(option: str, value: object, tmp_path: Path):
+    await killed(tmp_path)
+    all_again = Watched(often_right())
+    await chosen(tmp_path, all_again, config=with_values(SMALL, {option: value}))
+    assert len(all_again.asked) == SIBLINGS * len(PROBLEMS)
 
 
 async def test_of_other_problems_those_that_read_the_same_are_not_asked_for_again(tmp_path: Path):

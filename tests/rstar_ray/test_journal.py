@@ -1,5 +1,6 @@
 """The journal of finished turns: what is read equals what was written, and only where it belongs together."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,18 @@ async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(n
     write(tmp_path, states[:2])
     assert journaled(tmp_path, [start(name)], {0: 7}) == {name: states[1]}
     assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], {0: 7}) == {}  # it is asked in another way
+
+
+async def test_a_folder_that_was_removed_is_written_again(tmp_path: Path):
+    (first, *_) = await played(start())
+    journal = TurnJournal(tmp_path, "generation/0-a")
+    journal.add(start(), first, 7)
+    journal.flush()
+    for folder in tmp_path.iterdir():
+        shutil.rmtree(folder)
+    journal.add(start(), first, 7)
+    journal.close()
+    assert journaled(tmp_path, [start()], {0: 7}) == {start().request.rollout_id: first}
 
 
 async def test_a_rollout_that_restarted_is_read_from_its_latest_start(tmp_path: Path):

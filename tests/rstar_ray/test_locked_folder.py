@@ -59,6 +59,14 @@ def test_what_a_killed_owner_left_is_cleared_by_the_next_and_a_living_owners_sta
     assert names(tmp_path) == ["another-kind", "kind-just-made", "kind-of-nobody"]
 
 
+def test_two_of_one_process_do_not_take_each_other_for_dead(tmp_path: Path):
+    first = LockedFolder("kind-", parent=str(tmp_path))
+    second = LockedFolder("kind-", parent=str(tmp_path))
+    assert first.path.is_dir() and second.path.is_dir()
+    first.remove()
+    second.remove()
+
+
 class Killed(BaseException):
     """What no handler of a fault takes for one."""
 

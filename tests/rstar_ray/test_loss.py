@@ -15,6 +15,7 @@ from rstar_ray.algorithm.loss import (
     k3_kl,
     likelihood_loss,
     policy_loss,
+    rollout_correction,
     token_logprobs,
 )
 from rstar_ray.algorithm.normalisation import token_weights
@@ -193,12 +194,36 @@ def test_the_gradient_is_the_finite_difference_of_the_reference(settings: Algori
         assert float(logprobs.grad[i]) == pytest.approx(rise / (2 * step), abs=1e-6)
 
 
+def test_no_gradient_flows_where_the_clip_binds_and_it_does_on_the_other_side():
+    ratios = torch.tensor([1.5, 1.5, 0.5, 0.5])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    logprobs = ratios.log().requires_grad_()
+    surrogate = clipped_surrogate(logprobs, torch.zeros(4), advantages, clip_low=0.2, clip_high=0.28)
+    surrogate.objective_N.sum().backward()
+    assert surrogate.clipped_N.tolist() == [True, False, False, True]
+    assert logprobs.grad.tolist() == pytest.approx([0.0, -1.5, 0.5, 0.0])
+
+
 def test_k3_is_never_negative_zero_only_where_the_policies_agree_and_unbiased():
     policy, reference = (draw(seed, 200).log_softmax(-1) for seed in (1, 2))
     assert (k3_kl(policy, reference) >= 0).all()
     assert not k3_kl(policy, policy).any()
     true = (policy.exp() * (policy - reference)).sum()
     torch.testing.assert_close((policy.exp() * k3_kl(policy, reference)).sum(), true)
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence", "icepop"])
+def test_where_engine_and_learner_agree_the_correction_is_one(mode: str):
+    logprobs = draw(1, len(ROWS))
+    weights = rollout_correction(logprobs, logprobs, torch.tensor(ROWS), derived.loss(correction=mode))
+    assert (weights == 1).all()
+
+
+def test_the_correction_carries_no_gradient():
+    old = draw(1, len(ROWS)).requires_grad_()
+    rollout, rows = draw(2, len(ROWS)), torch.tensor(ROWS)
+    weights = rollout_correction(old, rollout, rows, derived.loss(correction="token"))
+    assert not weights.requires_grad
 
 
 def test_the_statistics_are_what_their_names_say():
@@ -266,6 +291,11 @@ def one_token(logprob: Tensor, *, old: float, advantage: float, ref: float | Non
     )
 
 
+def test_a_kl_term_needs_the_references_logprobs():
+    with pytest.raises(ValueError, match="no ref_logprobs"):
+        policy_loss(one_token(torch.zeros(1), old=0.0, advantage=0.0, ref=None), derived.loss(kl_coefficient=0.5))
+
+
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
 def test_a_token_that_became_vastly_likelier_gives_finite_losses_and_gradients(advantage: float):
     logprobs = torch.tensor([-0.1], requires_grad=True)
@@ -284,6 +314,17 @@ def test_log_ratios_are_cut_off_at_twenty_on_one_side_alone():
     )
     assert surrogate.ratio_N.log().tolist() == pytest.approx([20.0, 19.0, -30.0])
     assert k3_kl(torch.tensor([-30.0]), torch.zeros(1)).tolist() == pytest.approx([math.exp(20) - 21])
+
+
+def test_ratios_at_the_ends_of_the_clip_are_not_clipped():
+    ratios = torch.tensor([0.75, 1.5, 0.74, 1.51], dtype=torch.float64)
+    for advantage, clipped in ((1.0, [False, False, False, True]), (-1.0, [False, False, True, False])):
+        surrogate = clipped_surrogate(
+            ratios.log(), torch.zeros(4).double(), torch.full((4,), advantage).double(), clip_low=0.25, clip_high=0.5
+        )
+        near = torch.isclose(surrogate.objective_N, ratios * advantage, rtol=0, atol=1e-12)
+        assert (~near).tolist() == clipped
+        assert surrogate.clipped_N[2:].tolist() == clipped[2:]
 
 
 def test_the_dual_clip_leaves_good_tokens_alone_and_reports_what_it_bound():

@@ -3,6 +3,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.metrics import (
@@ -45,6 +47,11 @@ def test_a_step_counts_rollouts_groups_and_tokens():
     assert "tool_error_rate_correct" not in metrics(summaries=[replace(one, num_calls=0) for one in summaries]).values
 
 
+def test_a_name_that_is_not_in_the_registry_is_refused():
+    with pytest.raises(ValueError, match=r"unknown metric 'new_one'. Hint: add it to rstar_ray/telemetry/registry.py"):
+        metrics().plus({"new_one": 1.0})
+
+
 def test_a_row_of_an_older_version_is_read_under_todays_names():
     placed = {"rule": "static", "waiting_most": 4, "kv_used_share": 0.5, "set_aside": ["r1: odd"], "held_s": {"no": 1}}
     old = {"stage": "stage1", "step": 2, "share_all_right": 0.25, "loss": None, "balancer": placed}
@@ -57,6 +64,30 @@ def test_a_row_of_an_older_version_is_read_under_todays_names():
     assert row["balancer"] == {"rule": "static", "held_s": {"no": 1}, "quarantined": ["r1: odd"]}
     assert "share_all_right" not in row
     assert current_row(row) == row
+
+
+def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path, logged: list[str]):
+    class Full:
+        def write(self, *_: object) -> None:
+            raise OSError("no space left on device")
+
+        close = flush = write
+
+    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=3) as log:
+        log.write(metrics(1))
+        log._sinks["TensorBoard's file"].close()
+        log._sinks["TensorBoard's file"] = Full()
+        log.write(metrics(2))
+        log._file.close()  # type: ignore[union-attr]
+        log._file = Full()  # type: ignore[assignment]
+        log.write(metrics(3))
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [line.split(":")[0] for line in logged if "left out" in line] == [
+        "TensorBoard's file from step 2 on is left out",
+        "step 3 in metrics.jsonl is left out",
+        "the end of metrics.jsonl is left out",
+    ]
+    assert sum("reward" in line for line in logged) == 3  # the person watching still sees every step
 
 
 def events(folder: str) -> Any:

@@ -13,6 +13,7 @@ from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.errors import ConfigError, Stopped
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import run_rl, run_sft
 from rstar_ray.trajectory import Problem
 from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
@@ -101,3 +102,16 @@ async def test_sft_does_not_go_on_with_other_conversations(tmp_path: Path):
     assert read_json(tmp_path / "checkpoints" / "sft-step-000004" / "progress.json")["data"] == digest_of_rows(
         rows, "a"
     )
+
+
+async def test_a_position_that_does_not_say_what_it_is_in_is_refused_with_its_file(tmp_path: Path):
+    await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
+    note = tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json"
+    saved = read_json(note)
+    for unsaid in ("data", "signs"):
+        write_json(note, {name: value for name, value in saved.items() if name != unsaid})
+        with pytest.raises(ConfigError, match=rf"progress\.json: no object with .*{unsaid}"):
+            StageProgress.read(note.parent)
+    with pytest.raises(ConfigError, match="than the tiny world has now"):
+        refuse_other_data(RunConfig(), StageProgress(step=3), "a")
+    refuse_other_data(RunConfig(), StageProgress(), "a")  # of nothing yet

@@ -123,6 +123,11 @@ def test_of_problems_that_differ_in_layout_alone_the_first_stays():
     assert (ids, dropped) == (["a", "c"], {"exact duplicate": 1})
 
 
+def test_a_problem_with_two_answers_is_dropped_altogether():
+    ids, dropped = kept(row("Find x", "1"), row("Find x.", "2"), row("Find y", "2"))
+    assert (ids, dropped) == (["set-3"], {"asked twice with different answers": 2})
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from rstar_ray.report import write
 from rstar_ray.report.__main__ import main
 from rstar_ray.report.findings import (
     before_after,
@@ -92,6 +93,19 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     report = write_report(path)
     assert report.headline.startswith("Response length")
     assert "NaN" not in report.html_path.read_text()
+
+
+def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such font\nin any folder")
+
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
+    monkeypatch.setattr(write, "html_report", fail)
+    write.write_report(path)
+    assert len(logged) == 1 and "report.html" in logged[0] and "no such font" in logged[0]
+    assert (path / "report.md").exists()
 
 
 def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):

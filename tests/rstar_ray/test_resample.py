@@ -66,6 +66,12 @@ def test_every_odd_case_has_a_defined_answer(wrong: int, correct: int, keep: int
             assert sum(candidates[i].reward == 0 for i in kept) == wrong_kept
 
 
+def test_a_group_that_lost_rollouts_keeps_its_share_of_failures():
+    candidates = [right()] * 12 + [WRONG] * 8
+    kept = resample_on_correct(candidates, 16, RNG(0))
+    assert len(kept) == 16 and sum(candidates[i].reward == 0 for i in kept) == 6  # 8 of 20, and not floor(8 / 2)
+
+
 @pytest.mark.parametrize(
     ("wrong", "correct", "least", "wrong_kept"),
     [
@@ -184,6 +190,14 @@ def test_penalties_decide_between_rollouts_of_equal_reward(mode: str):
     clean, flawed = right(), right(num_failed=2)
     group = [flawed] * 4 + [clean] * 4 + [replace(flawed, reward=0.3)] * 4 + [replace(clean, reward=0.1 + 0.2)] * 4
     assert resample_on_correct(group, 8, RNG(0), mode) == [4, 5, 6, 7, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_a_rare_reward_is_kept_as_often_as_its_share_says(mode: str):
+    group = [right(num_failed=4)] + [replace(right(), reward=0.5)] * 10
+    draws = [resample_on_correct(group, 5, RNG(seed), mode) for seed in range(4_000)]
+    assert all(len(set(kept)) == 5 for kept in draws)
+    assert sum(0 in kept for kept in draws) / len(draws) == pytest.approx(5 / 11, abs=0.03)
 
 
 @pytest.mark.parametrize("mode", ["paper", "release"])

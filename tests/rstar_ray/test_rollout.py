@@ -113,6 +113,21 @@ async def test_each_token_keeps_the_weights_that_sampled_it_where_a_swap_falls_i
     assert [turn["policy_versions"] for turn in turns] == [[4, 5], [5]]
 
 
+async def test_every_turn_is_sampled_from_exactly_the_tokens_so_far():
+    engine = ScriptedEngine([call("1+2"), answer("3")])
+    wanted = request()
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    state = await run_rollout(start, generate=engine, execute=AddingSandbox(), chat=CHAT)
+    assert engine.prompts[1] == state.prompt_ids + state.response_ids[: len(engine.prompts[1]) - len(state.prompt_ids)]
+
+
+async def test_a_failed_call_is_counted_by_its_outcome_not_its_text():
+    state = await play([call("oops"), call("1+2"), answer("3")])
+    trajectory = await score(state, same_text)
+    assert trajectory.summary.outcomes == (Outcome.ERROR, Outcome.OK)
+    assert trajectory.summary.num_failed == 1
+
+
 async def test_a_call_that_cannot_be_parsed_gets_its_error_back_and_the_rollout_goes_on():
     state = await play(["<tool_call>{oops</tool_call>", answer("3")])
     assert state.turns[0].tool_results[0].outcome is Outcome.INVALID

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.durable import append_row
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger, cut_ledger, ledger_faults
 from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
 from rstar_ray.run_dir.verify_run import faults
@@ -37,6 +38,16 @@ def names(folder: Path) -> list[str]:
 
 def steps(run_dir: RunDir, stage: str) -> list[int]:
     return [checkpoint.step for checkpoint in run_dir.checkpoints(stage)]
+
+
+def test_a_new_directory_records_its_configuration_once(tmp_path: Path):
+    with RunDir.open(tmp_path / "runs" / "a", "stage1", CONFIG) as run_dir:
+        assert run_dir.path.is_absolute()
+    before = run_dir.config_path.read_text()
+    with RunDir.open(run_dir.path, "stage1", CONFIG):
+        pass
+    assert run_dir.config_path.read_text() == before
+    assert json.loads(before)["stage1"]["rollout"]["max_turns"] == 4
 
 
 def test_another_configuration_is_refused_by_the_names_of_its_fields(tmp_path: Path):
@@ -86,6 +97,18 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path):
         pass
 
 
+def test_a_file_system_without_locks_is_refused_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(ConfigError, match=r"cannot be locked .*Function not implemented.*-o flock"),
+        RunDir.open(tmp_path, "stage1", {"seed": 1}),
+    ):
+        pass
+
+
 @contextmanager
 def files_end_at(num_bytes: int) -> Generator[None, None, None]:
     """As on a full disk, what is written beyond fails."""
@@ -129,6 +152,39 @@ def test_two_runs_never_share_a_directory(tmp_path: Path):
         pass  # a killed run leaves no lock behind
 
 
+def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        assert run_dir.newest_checkpoint("stage1") is None
+        write(run_dir, "stage1", 9)
+        write(run_dir, "stage1", 10)
+        write(run_dir, "stage2", 3)
+        newest = run_dir.newest_checkpoint("stage1")
+    assert newest is not None and newest.step == 10
+    assert newest.path == tmp_path / "checkpoints" / "stage1-step-000010"
+    assert (newest.path / "rank0" / "state.pt").read_text() == "weights"
+
+
+def test_what_a_rank_of_a_killed_run_still_writes_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        late = run_dir.checkpoints_path / ".tmp-stage1-step-000010"
+    late.mkdir(parents=True)
+    real = shutil.rmtree
+
+    def one_file_stays(path: Path, ignore_errors: bool = False) -> None:
+        real(path, ignore_errors)
+        if path == late:
+            late.mkdir()
+            (late / "state.pt").write_text("late")
+            if not ignore_errors:
+                raise OSError("directory not empty")
+
+    monkeypatch.setattr(shutil, "rmtree", one_file_stays)
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 10)
+        assert steps(run_dir, "stage1") == [10]
+        assert names(run_dir.checkpoints_path / "stage1-step-000010") == ["manifest.json", "rank0"]
+
+
 def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         written = dict[Path, WrittenFile]()
@@ -136,6 +192,14 @@ def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room
         with missing, run_dir.write_checkpoint("stage1", 10, written=written) as folder:
             (folder / "state-0").write_text("weights")
             written[folder / "state-1"] = WrittenFile(num_bytes=1, sha256="0", by="learner/rank-1")
+        assert names(run_dir.checkpoints_path) == []
+
+
+def test_a_file_that_nobody_said_to_be_whole_is_no_part_of_a_checkpoint(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        untold = pytest.raises(RStarError, match=r"state-1 lies in .*, and nobody has said that it is whole")
+        with untold, run_dir.write_checkpoint("stage1", 10, written={}) as folder:
+            (folder / "state-1").write_text("wei")
         assert names(run_dir.checkpoints_path) == []
 
 
@@ -188,6 +252,51 @@ async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is
         assert newest is not None and newest.step == 10
         (line,) = logged
         assert line.startswith("checkpoint stage1-step-000020 is not whole and is set aside") and name in line
+
+
+async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, logged: list[str]):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 10)
+        write(run_dir, "stage1", 20)
+        (tmp_path / "checkpoints" / "stage1-step-000020" / "rank0" / "state.pt").write_text("weighty")
+        newest = await run_dir.newest_whole_checkpoint("stage1")
+        assert newest is not None and newest.step == 10
+        assert logged == [
+            "checkpoint stage1-step-000020 is not whole and is set aside as damaged-stage1-step-000020: "
+            "rank0/state.pt is not what was written: its checksum differs"
+        ]
+        assert steps(run_dir, "stage1") == [10]
+        assert await run_dir.newest_whole_checkpoint("sft") is None
+
+
+NOT_WRITTEN = "is not what was written: its own checksum differs"
+CHANGED = {
+    "a digit": (b'"step": 20', b'"step": 60', NOT_WRITTEN),
+    "the stage": (b'"stage1"', b'"stage2"', NOT_WRITTEN),
+    "a key": (b'"step"', b'"stew"', "has other names than stage, step, files and sha256"),
+    "its own checksum's name": (b'"sha256": "', b'"sha257": "', "has other names than stage, step, files and sha256"),
+}
+
+
+@pytest.mark.usefixtures("without_fsync")
+@pytest.mark.parametrize("what", CHANGED)
+async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
+    tmp_path: Path, what: str, logged: list[str]
+):
+    before, after, said = CHANGED[what]
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        for step in (10, 20):
+            write(run_dir, "stage1", step)
+        manifest = run_dir.checkpoints_path / "stage1-step-000020" / "manifest.json"
+        written = manifest.read_bytes()
+        manifest.write_bytes(written.replace(before, after))
+        assert manifest.read_bytes() != written and steps(run_dir, "stage1") == [10]
+        assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path)
+        logged.clear()
+        newest = await run_dir.newest_whole_checkpoint("stage1")
+        assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
+        (line,) = logged
+        assert line.endswith(f"is set aside as damaged-stage1-step-000020: its manifest.json {said}")
 
 
 @pytest.mark.usefixtures("without_fsync")
@@ -282,6 +391,14 @@ async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_
         assert await run_dir.newest_whole_checkpoint("stage1") is None
 
 
+def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        for name in ("stage1-step-000003", "stage1-step-000004", "stage1-step-000005", "stage2-step-000001"):
+            (run_dir.journal_path / name).mkdir(parents=True)
+        write(run_dir, "stage1", 4)
+        assert names(run_dir.journal_path) == ["stage1-step-000005", "stage2-step-000001"]
+
+
 def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert verify(["verify", str(tmp_path)]) == 2 and verify([]) == 2 and verify(["verify", "--help"]) == 0
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
@@ -369,6 +486,22 @@ def test_rows_that_are_gone_are_missed_by_the_checkpoints_and_the_rows_beside_th
     short = "metrics.jsonl: stage1 has {} steps, and has gone through 3"
     assert found(in_metrics=2, in_ledger=3) == [short.format(2)]
     assert found(in_metrics=0, in_ledger=3) == [short.format(0)]
+
+
+def test_a_row_that_must_not_be_lost_is_synced_and_so_is_the_name_of_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    rows = tmp_path / "rows.jsonl"
+    append_row(rows, {"step": 1})
+    assert synced == []
+    rows.unlink()
+    for step in (1, 2):
+        append_row(rows, {"step": step}, sync=True)
+    assert synced == [str(rows), str(tmp_path), str(rows)]
 
 
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):

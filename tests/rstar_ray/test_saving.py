@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from rstar_ray import checkpointing
 from rstar_ray.checkpointing import Saving, saving
-from rstar_ray.errors import LearnerError, Stopped
-from rstar_ray.run_dir.durable import read_json
+from rstar_ray.errors import ConfigError, LearnerError, Stopped
+from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.manifest import WrittenFile
+from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
 from rstar_ray.stage_progress import DataPosition, StageProgress
 from rstar_ray.stages import run_rl
-from tests.fakes import SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
 from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -106,3 +107,41 @@ async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_pa
     with RunDir.open(tmp_path, "stage1", asdict(CONFIG)) as run_dir, pytest.raises(Stopped, match="after step 1"):
         await run_rl(CONFIG, adding_problems(40), in_run(context, run_dir))
     assert steps(RunDir(tmp_path)) == [1]
+
+
+async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_what_was_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with slow(tmp_path, chat=CharChat()) as (saves, learner, run_dir):
+
+        def said(name: str, text: str, by: str) -> tuple[Path, WrittenFile]:
+            (folder,) = run_dir.checkpoints_path.glob(".tmp-stage1-step-000001-*")
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            return path, WrittenFile(num_bytes=path.stat().st_size, sha256=checksum(path), by=by)
+
+        async def written() -> dict[Path, WrittenFile]:
+            parts = [("a", "0", "learner/rank-0"), ("b", "1", "learner/rank-1"), ("model/c", "0", "learner/rank-0")]
+            return await SkillLearner.written(learner) | dict(said(*part) for part in parts)
+
+        def exported(model: Path, chat: object) -> list[Path]:
+            write_json(model / "c", "changed since")
+            return [model / "c"]
+
+        learner.written = written
+        monkeypatch.setattr(checkpointing, "write_chat_files", exported)
+        await saves.take(progress(1), finishes=True)
+        (checkpoint,) = run_dir.checkpoints("stage1")
+        files = read_json(checkpoint.path / MANIFEST)["files"]
+        assert {name: file["by"] for name, file in files.items()} == {
+            "a": "learner/rank-0",
+            "b": "learner/rank-1",
+            "model/c": "driver",
+            "model/config.json": "driver",
+            "progress.json": "driver",
+            "skill.json": "driver",
+        }
+        (checkpoint.path / "b").write_text("2")
+        with pytest.raises(ConfigError, match="b of learner/rank-1 is not what was written: its checksum differs"):
+            await run_dir.newest_whole_checkpoint("stage1")

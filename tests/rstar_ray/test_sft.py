@@ -11,7 +11,7 @@ from rstar_ray.chat.template import TokenizerChat, chat_of
 from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, conversation
 from rstar_ray.data.sft import encode
-from rstar_ray.data.sft_plan import ChatSource, plan_sft
+from rstar_ray.data.sft_plan import ChatSource, plan_sft, refuse_many_epochs
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
@@ -158,6 +158,13 @@ def test_a_long_conversation_is_left_out_and_the_others_are_as_alone(chat: Token
     assert encode(chat, [], max_tokens=10) == ([], [])
 
 
+def test_what_a_template_refuses_is_a_reason():
+    chat = family_chat("llama3.1")
+    calls = MESSAGES[1]["tool_calls"] * 2
+    problem = problem_of(chat, [MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": calls}])
+    assert problem == "the chat template refuses message 2: This model only supports single tool-calls at once!"
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -182,6 +189,26 @@ def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path,
     assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
 
 
+def test_many_epochs_that_nobody_asked_for_are_refused_with_both_mends():
+    asked = SftConfig(steps=5_200, data="here/mine.jsonl")
+    refuse_many_epochs(asked, 66_560)
+    with pytest.raises(ConfigError) as refused:
+        refuse_many_epochs(asked, 66_559)
+    assert str(refused.value) == (
+        "--sft.steps: it is not given, and 5200 steps of 128 are 10 epochs of the 66559 rows of mine.jsonl. Hint: give "
+        "--sft.steps 1560 for 3, as the paper's has, or --sft.steps 5200 for so many"
+    )
+    with pytest.raises(ConfigError, match=r"give --sft\.steps 1 for 3"):
+        refuse_many_epochs(asked, 1)
+
+
+def test_a_row_with_half_a_character_is_left_out(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    half = '{"messages": [{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "x"}]}'
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + half + "\n")
+    assert [str(problem) for problem in plan(path).left_out] == ["rows.jsonl:2: half a character (\\ud83d)"]
+
+
 def test_more_than_a_share_left_out_is_refused_with_the_commonest_reason(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + '{"x": 1}\n' * 2)
@@ -191,6 +218,13 @@ def test_more_than_a_share_left_out_is_refused_with_the_commonest_reason(tmp_pat
     assert len(plan(path, max_left_out=0.7).examples) == 1
     with pytest.raises(ConfigError, match="3 of the first 3"):
         plan(path, max_left_out=1.0, max_tokens=5)
+
+
+def test_a_file_far_from_fitting_is_refused_before_its_end(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"x": 1}\n' * 3_000)
+    with pytest.raises(ConfigError, match="of the first 1024 conversations"):
+        plan(path, num_processes=1)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])

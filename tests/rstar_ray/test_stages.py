@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from rstar_ray.rollouts import (
     roll_out,
     rollout_requests,
 )
-from rstar_ray.run_dir import ledger, metrics
+from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus
@@ -152,6 +153,15 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert all("no space left" in line or "no module" in line for line in lines)
 
 
+async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: Path, logged: list[str]):
+    config = stage("stage1", steps=3)
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
+        checkpoint = await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+    assert checkpoint.step == 3 and sum("reward" in line for line in logged) == 3
+    assert [line.split(" is left out: ")[0] for line in logged if "is left out" in line] == ["metrics.jsonl of stage1"]
+
+
 async def test_a_step_whose_row_of_the_ledger_cannot_be_written_ends_the_run_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -236,6 +246,14 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_
         )
     assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]  # 6 is a new one
     assert (steps[0], files) == (3, 4)
+
+
+async def test_a_warm_up_counts_training_steps_however_many_updates_each_is_split_into(tmp_path: Path):
+    values = {"optimizer__warmup_steps": 4, "optimizer__learning_rate": 1.0, "reset_optimizer": True, "steps": 6}
+    config = stage("stage1", optimizer__updates_per_step=4, prompts_per_step=2, **values)
+    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
+        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(skill=0.5), run_dir=run_dir))
+    assert [row["lr"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 async def test_a_stage_warms_up_where_its_optimizer_state_is_fresh(tmp_path: Path):
@@ -430,6 +448,27 @@ async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_mend(
 
 
 @pytest.mark.long
+async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path, logged: Logged):
+    whole, stopped = SkilledPolicy(), SkilledPolicy()
+    await run_stage(stage("stage1"), whole, tmp_path / "whole")
+
+    def stop_at_six(line: str) -> None:
+        if " 6/12" in line:
+            raise Stop
+
+    config = stage("stage1")
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir, pytest.raises(Stop):
+        logged.listeners.append(stop_at_six)
+        await run_rl(config, adding_problems(40), fake_context(stopped, run_dir=run_dir))
+    logged.listeners.clear()
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    assert "stage1: going on after step 4" in logged
+    ours, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
+    same = ("step", "policy_version", "reward_mean", "trained_trajectories", "tokens_generated")
+    assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]
+
+
+@pytest.mark.long
 async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_to_the_same_end(tmp_path: Path):
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "whole")
@@ -452,6 +491,73 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
     assert [(row["step"], row["reward_mean"]) for row in stopped] == [
         (row["step"], row["reward_mean"]) for row in whole
     ]
+
+
+async def test_a_stop_between_the_last_checkpoint_and_its_mark_goes_on(tmp_path: Path):
+    config = stage("stage1")
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    (tmp_path / "run" / "finished" / "stage1.json").unlink()
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    assert RunDir(tmp_path / "run").finished_checkpoint("stage1") is not None
+
+
+@pytest.mark.parametrize("begun", ["stage1", "stage2"], ids=["its own", "the stage's before"])
+async def test_the_loop_turns_while_the_checkpoint_that_a_stage_starts_from_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
+):
+    await run_stage(stage("stage1", steps=1), SkilledPolicy(), tmp_path / "run")
+    turned, hash_of, hashed = threading.Event(), manifest.checksum, set[str]()
+
+    def once_turned(path: Path) -> str:
+        assert turned.wait(60), f"the loop stands while {path.name} is read"
+        hashed.add(path.name)
+        return hash_of(path)
+
+    monkeypatch.setattr(manifest, "checksum", once_turned)
+    config = stage(begun, steps=1)
+    with RunDir.open(tmp_path / "run", begun, asdict(config)) as run_dir:
+        asyncio.get_running_loop().call_soon(turned.set)
+        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+    assert {"skill.json", "progress.json"} <= hashed
+
+
+async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+):
+    config = stage("stage1", steps=1)
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    logged.clear()
+    run_dir, reads, may_end, ended = RunDir(tmp_path / "run"), asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def damaged_in_the_end(folder: Path) -> str:
+        loop.call_soon_threadsafe(reads.set)
+        assert may_end.wait(60)
+        ended.set()
+        return "a byte of it differs"
+
+    monkeypatch.setattr("rstar_ray.run_dir.folder.damage", damaged_in_the_end)
+    start = asyncio.ensure_future(
+        run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir)),
+    )
+    await reads.wait()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    may_end.set()
+    assert await asyncio.to_thread(ended.wait, 5.0)
+    assert [path.name for path in run_dir.checkpoints_path.iterdir()] == ["stage1-step-000001"] and logged == []
+
+
+async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path, logged: list[str]):
+    policy = SkilledPolicy(skill=1.0, slip=0.0)
+    await run_stage(stage("stage1", steps=2), policy, tmp_path / "run")
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["trained_trajectories"] for row in rows] == [0, 0]
+    assert [row["groups_dropped"] for row in rows] == [8, 8]
+    assert [(row["frac_all_correct"], row["frac_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
+    assert [row["policy_version"] for row in rows] == [0, 0]
+    assert sum("equal rewards" in line for line in logged) == 2
 
 
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
@@ -481,10 +587,28 @@ async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_cou
     assert lossy == whole and lossy[0]["num_problems"] == 30
 
 
+async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: Path):
+    context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
+    with (
+        RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
+        pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"),
+    ):
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
+
+
 async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():
     context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
     with pytest.raises(RStarError, match="32 of 32 rollouts were dropped: no executor left"):
         await one_step(adding_problems(2), context, SMALL, step=1)
+
+
+async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
+    context = fake_context(SkilledPolicy())
+    plain = with_values(SMALL, {"algorithm.resample": "none"})
+    record = await one_step(adding_problems(4), context, plain, step=1)
+    assert len(record.statuses) == 4 * 8 and RolloutStatus.RESAMPLED_AWAY not in count(record)
+    roc = await one_step(adding_problems(4), context, SMALL, step=2)
+    assert len(roc.statuses) == 4 * 16 and count(roc)[RolloutStatus.RESAMPLED_AWAY] == 4 * 8
 
 
 async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
@@ -587,6 +711,27 @@ async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_count
         (row, _) = read_rows(run_dir.evaluations_path)
     assert (result.num_unjudged, row["num_unjudged"], result["avg_at_k"]) == (2, 2, 6 / 8)
     assert "2 of 8 answers of held-out could not be judged, such as of problem 'add-0': judging: it hung" in logged[-2]
+
+
+async def test_a_set_of_which_most_cannot_be_judged_has_no_figures(tmp_path: Path):
+    policy = SkilledPolicy(skill=1.0, slip=0.0)
+    judging = HangingJudge(policy)
+    judging.hangs = ("",)
+    context = replace(fake_context(policy), rollouts=judging)
+    with (
+        RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
+        pytest.raises(RStarError, match=r"could not be judged.*fix the reward, delete .*\.jsonl"),
+    ):
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
+
+
+async def test_what_cannot_be_judged_is_dropped_from_a_step_with_its_reason():
+    policy = SkilledPolicy()
+    context = fake_context(policy)
+    judging = HangingJudge(policy)
+    context = replace(context, rollouts=judging)
+    record = await one_step(adding_problems(2), context, SMALL, step=1)
+    assert [one.reason for one in record.dropped] == ["judging: it hung"] * 2
 
 
 class Recorded(SkillLearner):

@@ -1,12 +1,36 @@
 """Metrics: declared once, set without ever ending what is measured."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from rstar_ray.run_dir.metrics import StepMetrics, progress_line
+from rstar_ray.telemetry.__main__ import table
+from rstar_ray.telemetry.registry import BY_EXPORTED_NAME, METRICS, PROCESS_METRICS, STEP_METRICS
 from rstar_ray.telemetry.steps import export_step
 from tests.fakes import KeptMetrics
+
+REPOSITORY = Path(__file__).parent.parent.parent
+ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
+
+
+@pytest.mark.long
+def test_every_process_metric_is_set_somewhere():
+    registry = REPOSITORY / "rstar_ray/telemetry/registry.py"
+    named: set[str] = set()
+    for path in (path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if path != registry):
+        strings = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        named |= {text for text in strings if isinstance(text, str) and text in BY_EXPORTED_NAME}
+    assert named >= {metric.exported_name for metric in PROCESS_METRICS}
+
+
+def test_names_are_unique():
+    assert len(BY_EXPORTED_NAME) == len(METRICS) and len({metric.name for metric in STEP_METRICS}) == len(STEP_METRICS)
+
+
+def test_the_printed_table_has_every_metric():
+    assert all(f"`{metric.exported_name}`" in table() and metric.help in table() for metric in METRICS)
 
 
 def test_a_step_is_exported_and_shown_by_the_registry(tmp_path: Path):

@@ -147,7 +147,7 @@ def test_a_linear_conversation_is_one_row_and_no_sampled_token_is_encoded_again(
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(["qwen3", "llama3.1", "deepseek-v3"]), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3))))
 def test_in_any_tree_of_requests_each_prompt_is_a_stored_line_and_what_follows_it(name: str, steps: Any):
-    """Branches, retries, compaction and subagents, in any order."""
+    """Branches, retries, shortened histories and nested agents, in any order."""
     harness = Harness(name, random.Random(str(steps)))
     conversations: list[list[dict[str, Any]]] = [[{"role": "user", "content": "What is it?"}]]
     for which, kind in steps:

@@ -7,7 +7,7 @@ import pytest
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import read_rows
-from rstar_ray.run_dir.trajectory_log import split_turns, write_trajectories
+from rstar_ray.run_dir.trajectory_log import readable, split_turns, write_trajectories
 from rstar_ray.trajectory import Problem
 from tests.rstar_ray.fabricate import decode, trajectory
 
@@ -23,6 +23,17 @@ RECOVERED = trajectory(
 )
 
 OTHER = replace(RECOVERED.summary, rollout_id="sum-1/1")
+
+
+def test_a_readable_trajectory_tells_its_turns_and_outcomes_in_order():
+    row = readable(RECOVERED, decode, stage="stage1", step=10)
+    assert list(row)[:2] == ["stage", "step"]
+    assert (row["answer"], row["reward"], row["stop_reason"], row["num_failed"]) == ("5", 1.0, "answered", 1)
+    assert [turn["outcomes"] for turn in row["turns"]] == [["error"], ["ok"], []]
+    assert row["turns"][0]["completion"].startswith("<tool_call>\nprin(")
+    assert "NameError" in row["turns"][0]["tool_response"]
+    assert row["turns"][2]["tool_response"] is None
+    assert row["prompt"].startswith("<|im_start|>user\nWhat is 2 + 3?")
 
 
 def test_what_the_learner_saw_stands_with_the_tokens_of_its_turn(tmp_path: Path):

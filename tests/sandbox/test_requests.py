@@ -11,10 +11,14 @@ from sandbox.equality import VERIFY_LIMITS, equal_expressions
 from sandbox.errors import ComparisonFailed
 from sandbox.http import code_judge
 from sandbox.http.codec import request_from_data, request_to_data
+from sandbox.jail.cut import mark
 from sandbox.limits import MIB
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
+
+# -- what a cell saw ---------------------------------------------------------------------------------------------------
+
 
 # -- queue, limits, requests -------------------------------------------------------------------------------------------
 
@@ -100,6 +104,28 @@ def test_a_submission_is_read_with_its_input_and_what_it_should_print():
 def test_a_submission_that_is_none_is_refused_with_the_field(data: Any, problem: str):
     with pytest.raises(code_judge.BadInput, match=problem):
         code_judge.read_submission(data, derived.program())
+
+
+def test_an_answer_compares_what_was_printed_and_shows_a_part():
+    expecting = code_judge.read_submission(submission(expected_output=" 1\n"), derived.program())
+    plain = code_judge.read_submission(submission(), derived.program())
+
+    def answer(given: code_judge.Submission, stdout: str, outcome: Outcome = Outcome.OK, **more: Any):
+        return code_judge.write_answer(given, ExecutionResult(outcome=outcome, stdout=stdout, **more))
+
+    assert [answer(expecting, text)["success"] for text in ("1", "1 \n", "2")] == [True, True, False]
+    assert not answer(expecting, "1", Outcome.ERROR)["success"] and answer(expecting, "2")["run_success"]
+    assert answer(plain, "2")["success"] and not answer(plain, "1", Outcome.KILLED)["success"]
+    long = "0123456789" * 150
+    assert answer(expecting, long)["stdout"] == long[:500] + mark(500) + long[-500:]
+    assert answer(plain, long)["stdout"] == long
+    assert answer(plain, "", Outcome.ERROR, stderr="e", reason="r")["stderr"] == "e"
+    assert answer(plain, "", Outcome.OK, reason="r")["stderr"] == ""
+    assert answer(plain, "", wall_s=1.5)["cost"] == 1.5
+    assert code_judge.bad_answer("s", "t") == code_judge.failed_answer("s", "invalid_input", "t") == {
+        "sub_id": "s", "success": False, "run_success": False, "cost": 0.0, "stdout": "", "stderr": "t",
+        "reason": "invalid_input",
+    }  # fmt: skip
 
 
 # -- what a model reads, what a check sees -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sandbox.call import refusal
 from sandbox.fair_queue import FairQueue
 from sandbox.isolation import IsolationLevel
 from sandbox.jail import preload, wire
-from sandbox.jail.cut import CONTINUATION, join_kept
+from sandbox.jail.cut import CONTINUATION, cut_text, join_kept
 from sandbox.jail.display import show
 from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
@@ -35,6 +35,11 @@ def test_a_cut_through_bytes_never_breaks_a_character(text: str, limit: int):
     assert missing >= len(whole) - limit
 
 
+def test_short_text_is_left_alone():
+    assert cut_text("abc", 3, 0.5) == ("abc", 0)
+    assert cut_text("abcdef", 2, 0.5) == ("a\n... [4 characters cut] ...\nf", 4)
+
+
 @pytest.mark.parametrize(
     "value, text",
     [
@@ -52,6 +57,10 @@ def test_a_cut_through_bytes_never_breaks_a_character(text: str, limit: int):
 )
 def test_values_look_as_in_ipython(value: object, text: str):
     assert show(value) == text
+
+
+def test_very_long_containers_end_in_dots():
+    assert show(list(range(5000))).endswith("999,\n ...]")
 
 
 def test_tool_text_has_all_four_kinds_of_answer():

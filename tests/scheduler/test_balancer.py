@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.balancer import RULES, Balancer
 from scheduler.expected_kv.rule import ExpectedKV
-from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Grant, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
 
@@ -45,6 +45,14 @@ def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody
     assert balancer.snapshot().too_large == ("big",)
     balancer.cancel(["big"])
     assert balancer.snapshot().too_large == ()
+
+
+def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_roomier():
+    balancer = fleet("expected_kv", replicas=1, capacity=600)
+    balancer.register(registration("large", 2_000, max_running=8, block_tokens=16))
+    balancer.report("large", load=ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
+    balancer.submit([load("big", prompt=900)])
+    assert homes(balancer) == {"big": "large"}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +166,23 @@ def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
         balancer.report("r0", [end(f"b{i}", 20)])
     balancer.report("r0", [end("late", 20)])
     assert balancer.snapshot().finished == 9
+
+
+def reasons(balancer: Balancer) -> dict[str, str]:
+    balancer.issue_orders(100)
+    grants = [order for _, order in balancer.orders if isinstance(order, Grant) and order.placement]
+    return {grant.load.rollout_id: grant.placement.why for grant in grants if grant.placement}
+
+
+def test_a_cached_prompt_and_a_move_are_reasons_of_their_own():
+    balancer = fleet("prefix_aware")
+    balancer.submit([load("a"), load("b")])
+    assert list(reasons(balancer).values())[1] == "the prompt is cached there"
+    balancer = fleet("expected_kv", replicas=1)
+    balancer.submit([load("a"), load("b"), load("c", group="other")])
+    told = reasons(balancer)
+    assert told["b"] == "most room by expected KV, its siblings' prompt being cached there"
+    assert told["c"] == "most room by expected KV"
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "static"])

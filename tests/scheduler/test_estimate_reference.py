@@ -251,3 +251,14 @@ def test_a_dropped_rows_place_is_used_again_with_nothing_of_before():
     agrees(estimate, Plain([Life("a", 20.0, True), Life("b", 30.0), Life("b", 40.0)]), {"a": a, "b": b})
     estimate.forget_finished(keep=1.0)
     assert estimate.num_groups == 1 and estimate.add_group("b") == 0
+
+
+def test_what_was_dropped_is_no_evidence_when_its_group_is_forgotten():
+    estimate = LengthEstimate(MOST)
+    group = estimate.add_group("last")
+    estimate.end(estimate.start(group, 0.0), 900.0, truncated=False)
+    estimate.drop(estimate.start(group, 4_000.0))
+    estimate.forget_finished(keep=1.0)
+    assert estimate.num_groups == 0
+    past = Plain([Life("last", 900.0, True)]).forget(1.0, {"last"})
+    agrees(estimate, past, {"new": estimate.add_group("new")})

@@ -182,6 +182,20 @@ def test_every_group_is_probed_four_times_in_turn_before_any_goes_on():
     assert order == [*probes, "g0/4", "g0/5", "g1/4", "g1/5", "g2/4", "g2/5"]
 
 
+def test_every_32nd_start_is_that_of_the_oldest():
+    world = World(20_000_000)
+    world.balancer.submit([load(f"{group}/{n}") for group in ("short", "long") for n in range(4)])
+    assert len(world.decide()) == 8
+    for number in range(4):
+        world.end(f"short/{number}", 10)
+        world.turn(f"long/{number}", 7_000, 6_984)
+    world.balancer.submit([load(f"{group}/{n}") for group in ("short", "long") for n in range(100, 150)])
+    order = [name for name, _ in world.decide()]
+    assert order[4 : 4 + 19] == [f"long/{number}" for number in range(100, 119)]
+    assert [place for place, name in enumerate(order[:40], 9) if name.startswith("short")] == [9, 10, 11, 12, 32]
+    assert order[32 - 9] == "short/104"
+
+
 def test_what_was_interrupted_goes_before_all_others():
     world = World(100_000, 100_000)
     world.balancer.submit([load("a/0"), load("b/0")])
@@ -220,6 +234,28 @@ def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths()
     for name in names:
         world.turn(name, 316, 300)
     assert moves(world) == []  # the share is spent
+
+
+def pressed(generated: int = 10**8) -> World:
+    """r0 holds more than it can; the others are differently full."""
+    world = World(60_000, 40_000, 90_000, 30_000)
+    world.add_history(*[4_000.0] * 100)
+    for name, number in (("r0", 40), ("r1", 3), ("r2", 3), ("r3", 2)):
+        running = tuple(load(f"{name}/{n}", prompt=64, response=600) for n in range(number))
+        capacity = world.replica(name).kv_capacity_tokens
+        world.balancer.register(registration(name, capacity, max_running=1_000, resident=running))
+    world.rule.lengths.learn()
+    world.refresh()
+    world.balancer.state.generated_tokens = generated
+    return world
+
+
+def test_relief_stays_below_eight_thousandths():
+    for generated, expected in ((700 * 1_000 // 8 + 600, 1), (700 * 1_000 // 8 - 600, 0)):
+        world = pressed(generated)
+        world.balancer.submit([load("waits/0", prompt=89_000)])
+        world.turn("r0/7", 700, 636)
+        assert len(moves(world)) == expected
 
 
 def test_a_rollout_as_large_as_a_cache_goes_to_a_larger_one():

@@ -60,6 +60,18 @@ def test_an_estimate_that_was_taught_answers_and_goes_on_as_the_one_that_saw_it_
     assert restored.past() == unbroken.past() and survivals(restored) == survivals(unbroken)
 
 
+def test_what_has_ended_since_the_last_version_is_told_whole_and_fades_with_the_next_one_there_as_here():
+    """After a step whose update was not applied no version comes."""
+    unbroken, restored = LengthEstimate(MOST), LengthEstimate(MOST)
+    step(unbroken, 1)
+    before = survivals(unbroken)
+    restored.load_past(unbroken.past())
+    assert survivals(unbroken) == before  # that was a look
+    for estimate in (unbroken, restored):
+        estimate.forget_finished()
+    assert restored.past() == unbroken.past()
+
+
 def played(rule: str = "expected_kv") -> Balancer:
     """A first step under two pairs of budgets, with preemptions, tools' text and turns that ended."""
     simulator = Simulator(synthetic(STAGE, groups=8, siblings=8, seed=3), rule, SETTINGS)

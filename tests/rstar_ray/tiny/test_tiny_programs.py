@@ -1,10 +1,29 @@
 import random
 
+import pytest
+
 from rstar_ray.config import TinyConfig
 from rstar_ray.tiny.conversations import draft_tool_use
 from rstar_ray.tiny.families import FAMILIES, Numbers
-from rstar_ray.tiny.programs import Failing
+from rstar_ray.tiny.programs import Failing, fail
 from rstar_ray.tiny.tiny_problems import Question
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (Failing.UNNAMED, "name 'prin' is not defined"),
+        (Failing.BRACKET, "closing parenthesis ')' does not match opening parenthesis '['"),
+        (Failing.MODULE, "name 'math' is not defined"),
+        (Failing.SUM, "'int' object is not iterable"),
+        (Failing.LENGTH, "object of type 'int' has no len()"),
+        (Failing.ZERO, "integer division or modulo by zero"),
+    ],
+)
+def test_a_call_that_fails_prints_what_is_to_be_mended(failing: Failing, said: str):
+    with pytest.raises(Exception) as raised:
+        exec(compile(fail("print(abs(4-9))", failing), "<tool>", "exec"), {})
+    assert said in str(raised.value)
 
 
 def test_a_call_that_fails_is_the_one_that_is_called_next_but_for_its_first_word():

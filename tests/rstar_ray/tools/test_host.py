@@ -9,7 +9,7 @@ import pytest
 from rstar_ray.errors import ToolError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import Reply
-from rstar_ray.tools.host import HostAnswer, HostCall, ToolHost, shortened
+from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost, shortened
 from rstar_ray.tools.tool import Tool, ToolFailed
 from rstar_ray.trajectory import Problem, StopReason, ToolMemory
 
@@ -139,6 +139,19 @@ async def test_a_new_host_makes_the_state_from_its_snapshot_or_says_that_it_is_l
     assert (await say(host_of(Tally), "c", memory)).text == "abc"
     lost = await say(host_of(Forgetful), "c", ToolMemory(calls=2))
     assert lost.lost and lost.memory is None
+
+
+async def test_a_host_says_what_would_be_lost_with_it():
+    host, forgets = host_of(Tally), host_of(Forgetful)
+    assert host.at_stake().line() == ""
+    await say(host, "a")
+    await say(host, "b", ToolMemory(calls=1, snapshot="a"), rollout_id="restored")
+    assert host.at_stake().line() == "the states of 2 rollouts, all with a snapshot"
+    await say(forgets, "a")
+    both = host.at_stake() + forgets.at_stake()
+    assert both.line() == "the states of 3 rollouts, of which 1 had no snapshot: those rollouts start again"
+    await forgets.end("r", "a")
+    assert forgets.at_stake() == AtStake()
 
 
 async def test_who_goes_on_with_a_rollout_ends_its_state_though_it_never_calls():

@@ -42,6 +42,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_examples_of_the_page_are_tools_and_small(folder: Path):
+    specs = tool_specs(["python", "search:search", "notebook:notebook"], str(folder))
+    assert [(spec.name, spec.runs) for spec in specs] == [
+        ("python", "python"),
+        ("search", "actor"),
+        ("notebook", "actor with state"),
+    ]
+    check_environment("guessing:Guessing", str(folder))
+    for name in ("search.py", "notebook.py", "guessing.py"):
+        lines = [line for line in (folder / name).read_text().splitlines() if line.strip()]
+        assert len(lines) <= 34, name
+
+
 async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(folder)
     search = ToolHost(load_tools("search:search")[0])

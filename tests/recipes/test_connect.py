@@ -1,0 +1,72 @@
+"""What is said where Ray does not come up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import AuthenticationError
+
+from actors.launch import ray_connection as connect
+from rstar_ray.errors import ConfigError, RStarError
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [("The current node timed out during startup. This could happen", RStarError), ("another fault", RuntimeError)],
+)
+def test_a_ray_that_is_too_slow_to_start_is_a_line_and_any_other_fault_keeps_its_own(
+    said: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+):
+    def init(**_: Any) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(connect, "shut_door", lambda: None)
+    monkeypatch.setattr(connect.os, "environ", {})
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(error, match=said.partition(".")[0]):
+        connect.connect()
+
+
+MEND = "bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by RAY_AUTH_TOKEN_PATH"
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({}, f"token: {Path.home()}/.ray/auth_token is not the token of the cluster at head:6379. Hint: {MEND}"),
+        (
+            {"RAY_AUTH_TOKEN_PATH": "/mine"},
+            f"RAY_AUTH_TOKEN_PATH: /mine is not the token of the cluster at head:6379. Hint: {MEND}",
+        ),
+        (
+            {"RAY_AUTH_TOKEN": "x", "RAY_AUTH_TOKEN_PATH": "/mine"},
+            f"RAY_AUTH_TOKEN: it is not the token of the cluster at head:6379. Hint: unset it, and {MEND}",
+        ),
+        (
+            {"RAY_AUTH_MODE": "Disabled"},
+            "RAY_AUTH_MODE: it is disabled, and the cluster at head:6379 asks for its token. Hint: unset it",
+        ),
+    ],
+)
+def test_a_cluster_with_another_token_is_refused_by_where_ours_is_from(
+    environment: dict[str, str], refused: str, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[Exception] = [ConnectionError("no answer"), RuntimeError("Unauthenticated: InvalidAuthToken")]
+    said[0].__cause__ = AuthenticationError("Authentication failed: the token is not valid")
+
+    def init(**_: Any) -> None:
+        raise said.pop(0)
+
+    monkeypatch.setattr(connect, "shut_door", lambda: None)
+    monkeypatch.setattr(connect.os, "environ", {"RAY_ADDRESS": "head:6379", **environment})
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    while said:
+        with pytest.raises(ConfigError) as caught:
+            connect.connect()
+        assert str(caught.value) == refused
+    said.append(RuntimeError("another fault"))
+    with pytest.raises(RuntimeError, match="another fault"):
+        connect.connect()
