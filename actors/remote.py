@@ -88,7 +88,7 @@ class Remote(Generic[A]):
         return await within(answer, deadline_s, waiter=self.caller, owner=self.name, reason=reason, poll=poll)
 
     def future(self, ask: Callable[[A], Awaitable[R]]) -> "Future[R]":
-        """The result of one method for a thread, which waits with a deadline of its own."""
+        """The result of one method for a thread, which waits with its own deadline."""
         return cast(Any, ask(self.methods())).future()
 
     async def until_answered(self, ask: Callable[[A], Awaitable[R]]) -> R:

@@ -315,7 +315,7 @@ async def _balancer_stats(context: RunContext) -> BalancerStats | None:
 
 
 def _append_ledger(record: StepRecord, abandoned: Sequence[str], stage: str, run_dir: RunDir) -> None:
-    """The step's row of the ledger, which is a promise: without it the run ends, and goes on with this step undone.
+    """The step's row of the ledger, which must not be lost: without it the run ends, and a resume repeats this step.
 
     The row of a stage's last step has the `abandoned` rollouts of the draws behind it too.
     """

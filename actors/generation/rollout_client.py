@@ -260,7 +260,7 @@ class RolloutClient:
         try:
             await self.save_learned()
             await self.resubmit()
-        except Exception as fault:  # nobody awaits this task
+        except Exception as fault:  # this task is not awaited
             self._balancer_died(fault)
 
     def _balancer_died(self, fault: Exception) -> None:
@@ -311,7 +311,7 @@ class RolloutClient:
     async def _read(self, replica: "Service[GenerationActor]") -> None:
         try:
             await self._read_until_lost(replica)
-        except Exception as fault:  # nobody awaits a reader: `run` raises it
+        except Exception as fault:  # a reader is not awaited: `run` raises it
             self._fail(RStarError(f"{replica.name}: {last_line(fault)}"))
 
     async def _read_until_lost(self, replica: "Service[GenerationActor]") -> None:

@@ -116,7 +116,7 @@ class Watchdog:
             probe = self._probes[service.name] = _Probe(service)
             probe.task = asyncio.create_task(self._probe_forever(probe))
             probe.task.add_done_callback(self._end_run_if_failed)
-        if service.state is State.STARTING:  # judged from its first answer on: whoever starts it has a deadline
+        if service.state is State.STARTING:  # judged from its first answer on: its start has a deadline
             self._detector.forget(service.name)
             return
         if service.state is State.LOST:  # another process is expected
@@ -208,7 +208,7 @@ class Watchdog:
         self.leave(service)
         if service.on_death is not None:
             service.on_death(lost)
-        elif service.state is not State.STARTING:  # whoever starts it reports its death
+        elif service.state is not State.STARTING:  # in a start, its caller reports the death
             log.warning(f"{service.name} is gone for good: {_last_line(lost)}")
 
     def _report_changes(self, probe: _Probe, before: Heartbeat | None, now: Heartbeat) -> None:
@@ -316,7 +316,7 @@ class Watchdog:
                 heartbeat.kill()
             else:
                 await probe.service.restart()
-        except Exception as failed:  # nobody awaits this task: it is judged, and tried, again
+        except Exception as failed:  # this task is not awaited: it is judged, and tried, again
             log.warning(f"{stall.name} could not be killed: {type(failed).__name__}: {failed}")
             self._detector.watch(stall.name, Limit(silent_s=probe.limit_s))
 

@@ -1,7 +1,7 @@
 """Chat completions by the policy itself: the client's tools are shown to it, and its calls go back to the client.
 
-A conversation that goes on is sampled from the tokens of its earlier turns, exactly as in training, whatever the client
-sends back of their text. So what is served is what was trained.
+A continued conversation is sampled from the tokens of its earlier turns, as in training, whatever text the client sends
+back for them. So what is served is what was trained.
 """
 
 import secrets
@@ -12,7 +12,7 @@ from typing import Any
 
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, finish_reason, logprobs_of, message_of, usage_of
 from rstar_ray.agent.token_lines import Place, TokenLines
-from rstar_ray.chat.answer import Answer, AnswerReader, Piece
+from rstar_ray.chat.answer import AnswerReader, Piece
 from rstar_ray.chat.streamed import Heard
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.trajectory import Completion, Sampling
@@ -91,7 +91,8 @@ class PolicyAnswers:
         message = message_of(answer, name)
         if calls := message.get("tool_calls"):
             yield {"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]}
-        self._lines.add(place, request, token_ids, message, answer, ended=ended)
+        called = [call.name for call in answer.calls]
+        self._lines.newest.add(place, request, token_ids, message, called=called, ended=ended)
         yield Finished(
             message=message,
             finish=finish_reason(answer, ended=ended),
@@ -122,18 +123,9 @@ class RecentLines:
             return found
         return self._older.find(request) or self._newer.place(request)
 
-    def add(
-        self,
-        place: Place,
-        request: ChatRequest,
-        token_ids: Sequence[int],
-        message: Mapping[str, Any],
-        answer: Answer,
-        *,
-        ended: bool,
-    ) -> None:
-        """Store a completion that `place` was found for."""
-        called = [call.name for call in answer.calls]
-        self._newer.add(place, request, token_ids, message, called=called, ended=ended)
+    @property
+    def newest(self) -> TokenLines:
+        """Where completions are stored. Full ones become the older half, and the older half is forgotten."""
         if self._newer.num_tokens > MAX_LINE_TOKENS:
             self._older, self._newer = self._newer, TokenLines(self._chat)
+        return self._newer

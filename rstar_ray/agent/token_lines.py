@@ -1,6 +1,6 @@
 """The tokens behind a client's messages: what was sampled is found again, and only new messages are encoded.
 
-A client sends its whole conversation with every request, in words of its own: arguments of calls written again, ids
+A client sends its whole conversation with every request, as it writes it: arguments of calls serialised again, ids
 renumbered, reasoning left out. `TokenLines` matches such a request to the longest stored line of tokens by a canonical
 form of the messages, and encodes what follows it by the chat template. A request that differs begins a new line, which
 costs tokens but is never wrong. Completions form a tree: a completion continues another one, or begins a line.
@@ -63,7 +63,7 @@ class TokenLines:
         return Place(parent=NEW, context_ids=prompt, prompt_ids=prompt, why_new=why_new)
 
     def find(self, request: ChatRequest) -> Place | None:
-        """Behind the longest stored conversation that the request continues; None where there is none."""
+        """The place after the longest stored conversation that the request continues, or None."""
         keys = _keys(request.messages, request.tools)
         for length in range(len(request.messages) - 1, 0, -1):
             for number in reversed(self._by_key.get(keys[length], ())):

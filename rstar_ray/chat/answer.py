@@ -125,7 +125,7 @@ class AnswerReader:
         return calls, tuple(call.error for call in written if call.error is not None)
 
     def _rest(self, calls: Sequence[WrittenCall]) -> str:
-        """Content that was held back and is none of a call."""
+        """Content that was held back and turned out not to be part of a call."""
         if self._held:
             said = "".join(self._unshown)
             before, marker, _ = said.partition(MISTRAL_MARKER)
