@@ -10,6 +10,7 @@ request needs the token in the environment variable RSTAR_RAY_TOKEN, or else a n
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 import sys
@@ -29,8 +30,10 @@ from rstar_ray.agent.chat_request import BadRequest, ChatRequest, completion_bod
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.trajectory import Sampling
+from rstar_ray.trajectory import Sampling, StopReason
 from sandbox.http import auth
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_TALKS = 64
@@ -75,8 +78,10 @@ class Answers(Protocol):
 class AgentAnswers:
     """By an agent whose tools run inside."""
 
-    def __init__(self, talker: Talker) -> None:
+    def __init__(self, talker: Talker, sampling: Sampling) -> None:
+        """`sampling` holds where a request names none."""
         self._talker = talker
+        self._sampling = sampling
 
     async def answer(self, request: ChatRequest) -> AsyncGenerator[Mapping[str, Any] | Finished, None]:
         """As `Answers`."""
@@ -86,7 +91,8 @@ class AgentAnswers:
         if request.messages[-1]["role"] != "user":
             raise BadRequest("messages: with --run-tools the last one must be of the user")
         said, thought, end = "", "", Heard(kind="end")
-        heard_of = self._talker.answer(request.messages, max_tokens=request.max_tokens, sampling=request.sampling)
+        sampling = request.sampling(self._sampling)
+        heard_of = self._talker.answer(request.messages, max_tokens=request.max_tokens, sampling=sampling)
         async for heard in heard_of:
             delta = delta_of(heard)
             said += delta.get("content", "")
@@ -94,6 +100,9 @@ class AgentAnswers:
             end = heard
             if delta:
                 yield delta
+        if end.text == StopReason.REFUSED:
+            problem = f"the messages are {end.prompt_tokens} tokens, which leaves no room in the context"
+            raise BadRequest(f"{problem}. Hint: shorten them", code="context_length_exceeded")
         message = {"role": "assistant", "content": said, "reasoning_content": thought}
         finish = "stop" if end.text == "answered" else "length"
         yield Finished(message=message, finish=finish, usage=usage_of(end.prompt_tokens, end.num_tokens))
@@ -140,7 +149,11 @@ class Server:
             answer.force_close()  # its body is not read
             answer.headers.update(invited)
             return answer
-        answer = await handler(request)
+        try:
+            answer = await handler(request)
+        except web.HTTPException as refused:  # of aiohttp: no such route, a body above the limit
+            answer = _problem(refused.status, refused.reason)
+            answer.force_close()
         if not answer.prepared:
             answer.headers.update(invited)
         return answer
@@ -166,7 +179,7 @@ class Server:
             return _problem(503, f"{self._talks} answers are under way; ask again later")
         self._talks += 1
         try:
-            asked = read_request(await request.read())
+            asked = read_request(await _body(request))
             async with aclosing(self._answers.answer(asked)) as parts:
                 if asked.stream:
                     return await self._streamed(request, parts, asked)
@@ -175,6 +188,8 @@ class Server:
             return _problem(400, str(bad), bad.code)
         except ValueError as refused:  # of the template: roles in an order that it does not know
             return _problem(400, str(refused))
+        except RecursionError:
+            return _problem(400, "the body is nested too deeply")
         except RStarError as failed:
             return _problem(500, str(failed))
         finally:
@@ -197,7 +212,7 @@ class Server:
         invited = self._cross_origin(request.headers.get("Origin", ""))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **invited})
         part: Mapping[str, Any] | Finished | None = await anext(parts)  # a refusal is a status
-        await response.prepare(request)
+        await response.prepare(request)  # from here on nothing but events may be written
         name = f"chatcmpl-{secrets.token_hex(12)}"
         made = {
             "id": name,
@@ -211,7 +226,7 @@ class Server:
             await write(made | {"choices": [choice]})
 
         async def write(event: Mapping[str, Any]) -> None:
-            await response.write(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
         try:
             await send({"role": "assistant", "content": ""})
@@ -223,11 +238,24 @@ class Server:
                 else:
                     await send(part)
                 part = await anext(parts, None)
-        except RStarError as failed:
+        except ConnectionError:  # the client is gone
+            raise
+        except Exception as failed:
+            if not isinstance(failed, RStarError):
+                log.exception("an answer failed")
             await write({"error": {"message": str(failed)}})
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as unreadable:  # such as gzip that is none
+        raise BadRequest("the body cannot be read") from unreadable
 
 
 def delta_of(heard: Heard) -> dict[str, str]:
@@ -252,15 +280,16 @@ def _problem(status: int, text: str, code: str = "") -> web.Response:
 @asynccontextmanager
 async def answering(options: ServeOptions) -> AsyncGenerator[Answers, None]:
     """The policy alone, or the agent with its tools."""
+    sampling = Sampling(temperature=options.temperature, top_p=options.top_p)
     if options.run_tools:
         async with own_talker(options.model, options) as talker:
-            yield AgentAnswers(talker)
+            yield AgentAnswers(talker, sampling)
         return
     async with own_engine(options.model, options, []) as served:
         yield PolicyAnswers(
             served.chat,
             served.engine,
-            sampling=Sampling(temperature=options.temperature, top_p=options.top_p),
+            sampling=sampling,
             max_tokens=options.max_tokens,
             context_tokens=served.context_tokens,
         )

@@ -172,14 +172,17 @@ class Engine:
         params.output_kind, params.logprobs, params.flat_logprobs = RequestOutputKind.DELTA, None, False
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         asked = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
-        async with contextlib.aclosing(asked) as outputs:
-            deadline_s = self.config.completion_deadline_s
+        deadline_s = self.config.completion_deadline_s
+        try:
             while True:
-                output = await self._vllm.ask(anext(outputs, None), f"go on with {request_id}", deadline_s)
+                output = await self._vllm.ask(anext(asked, None), f"continue {request_id}", deadline_s)
                 if output is None:
                     return
                 if token_ids := list(output.outputs[0].token_ids):
                     yield token_ids
+        finally:
+            with contextlib.suppress(RuntimeError):  # it is running: its cancelled read aborts the request
+                await asked.aclose()
 
     @property
     def _lora_request(self) -> "LoRARequest | None":

@@ -19,6 +19,8 @@ from rstar_ray.trajectory import Completion, Sampling
 
 MAX_LINE_TOKENS = 2_000_000
 """Held to recognise conversations by, at most twice; then the older half is forgotten and would be encoded again."""
+MAX_TOKEN_CHARS = 64
+"""No text has more characters a token than this on average."""
 Delta = Mapping[str, Any]
 
 
@@ -54,11 +56,15 @@ class PolicyAnswers:
         Raises `BadRequest` for a request that cannot be answered, `ValueError` for messages that the chat template
         refuses, and `EngineError` when the engine is gone.
         """
+        if (
+            sum(len(str(message.get("content"))) for message in request.messages)
+            > MAX_TOKEN_CHARS * self._context_tokens
+        ):
+            raise _too_long("the messages are longer than the context")  # without the seconds of encoding them
         place = self._lines.place(request)
         room = self._context_tokens - len(place.prompt_ids)
         if room <= 0:
-            problem = f"the messages are {len(place.prompt_ids)} tokens, the context {self._context_tokens}"
-            raise BadRequest(f"{problem}. Hint: shorten them", code="context_length_exceeded")
+            raise _too_long(f"the messages are {len(place.prompt_ids)} tokens, the context {self._context_tokens}")
         tools = request.tools if request.reads_calls else ()
         reader = AnswerReader(self._chat, place.prompt_ids, tools=tools, parallel=request.parallel, stop=request.stop)
         name = secrets.token_hex(12)
@@ -66,7 +72,7 @@ class PolicyAnswers:
             "request_id": f"chat-{name}",
             "max_tokens": min(room, request.max_tokens or self._max_tokens),
             "seed": secrets.randbits(62),
-            "sampling": request.sampling or self._sampling,
+            "sampling": request.sampling(self._sampling),
         }
         token_ids: list[int] = []
         values: list[float] = []
@@ -102,6 +108,10 @@ class PolicyAnswers:
 
     def _logprobs(self, token_ids: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
         return logprobs_of([self._chat.decode([one]) for one in token_ids], values[: len(token_ids)])
+
+
+def _too_long(problem: str) -> BadRequest:
+    return BadRequest(f"{problem}. Hint: shorten them", code="context_length_exceeded")
 
 
 def deltas(pieces: Sequence[Piece]) -> list[Delta]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from rstar_ray.chat.answer import Answer
 from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.data.conversation import Conversation, RowError, conversation
-from rstar_ray.trajectory import MODELS_OWN, Sampling
+from rstar_ray.trajectory import Sampling
 
 MAX_STOP_STRINGS = 16
 NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -44,47 +44,59 @@ class ChatRequest:
     """A request, checked."""
 
     messages: Sequence[Mapping[str, Any]]  # calls with arguments as objects; results of tools in the order of the calls
+    call_ids: frozenset[str] = frozenset()  # of all calls in the messages
     tools: Sequence[Mapping[str, Any]] = ()
     reads_calls: bool = True  # False: `tool_choice` is "none"
     parallel: bool = True  # False: of a turn's calls the first counts
     max_tokens: int = 0  # 0: no limit of the client's
-    sampling: Sampling | None = None  # None: no choice of the client's
+    temperature: float | None = None  # None: no choice of the client's
+    top_p: float | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     stream: bool = False
     tells_usage: bool = False  # at the end of a stream
     digest: str = ""  # of the whole body; equal for requests that differ in the order of keys alone
 
+    def sampling(self, default: Sampling) -> Sampling:
+        """What the client chose, and `default` for what it left open."""
+        return Sampling(
+            temperature=default.temperature if self.temperature is None else self.temperature,
+            top_p=default.top_p if self.top_p is None else self.top_p,
+        )
+
 
 def read_request(body: bytes) -> ChatRequest:
     """Raises `BadRequest` with the field."""
     fields = _object(body)
+    try:
+        digest = canonical(fields)
+        digest.encode()
+    except RecursionError as deep:
+        raise BadRequest("the body is nested too deeply") from deep
+    except UnicodeEncodeError as half:
+        raise BadRequest("the body holds half a character (a lone surrogate)") from half
     for name, without_effect in NEUTRAL.items():
         if fields.get(name) is not None and fields[name] not in without_effect:
             raise BadRequest(f"{name}: not supported by this server (got {_short(fields[name])}). Hint: leave it out")
     read = _conversation(fields)
-    sampling = None
-    if fields.get("temperature") is not None or fields.get("top_p") is not None:
-        sampling = Sampling(
-            temperature=float(_number(fields, "temperature", MODELS_OWN.temperature, 0.0, MAX_TEMPERATURE)),
-            top_p=float(_number(fields, "top_p", MODELS_OWN.top_p, 1e-6, 1.0)),
-        )
     max_tokens = _number(fields, "max_completion_tokens", _number(fields, "max_tokens", 0, 0, 10**9), 0, 10**9)
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadRequest("stream_options: must be an object")
     return ChatRequest(
         messages=read.messages,
+        call_ids=call_ids(fields["messages"]),
         tools=tuple(read.tools or ()),
         reads_calls=_reads_calls(fields.get("tool_choice")),
         parallel=_flag(fields, "parallel_tool_calls", default=True),
         max_tokens=int(max_tokens),
-        sampling=sampling,
+        temperature=_choice(fields, "temperature", 0.0, MAX_TEMPERATURE),
+        top_p=_choice(fields, "top_p", 1e-6, 1.0),
         stop=_stop(fields.get("stop")),
         logprobs=_flag(fields, "logprobs"),
         stream=_flag(fields, "stream"),
         tells_usage=bool(cast(dict[str, Any], options).get("include_usage")),
-        digest=canonical(fields),
+        digest=digest,
     )
 
 
@@ -124,6 +136,12 @@ def _conversation(fields: Mapping[str, Any]) -> Conversation:
     if read.messages[-1]["role"] == "assistant":
         raise BadRequest("messages: the last one must be of the user, a tool or the system")
     return read
+
+
+def call_ids(messages: Sequence[Any]) -> frozenset[str]:
+    """The ids of all calls in messages that have been checked."""
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    return frozenset(str(call["id"]) for call in calls if isinstance(call, dict) and "id" in call)
 
 
 def _in_order_of_calls(messages: Sequence[Any]) -> list[Any]:
@@ -171,6 +189,10 @@ def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> boo
     if not isinstance(value, bool):
         raise BadRequest(f"{name}: must be true or false (got {_short(value)})")
     return value
+
+
+def _choice(fields: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
+    return None if fields.get(name) is None else float(_number(fields, name, low, low, high))
 
 
 def _number(fields: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar_ray.agent.chat_request import ChatRequest, canonical
+from rstar_ray.agent.chat_request import ChatRequest, call_ids, canonical
 from rstar_ray.chat.template import TokenizerChat
 
 NEW = -1
@@ -27,6 +27,7 @@ class Place:
     context_ids: list[int]  # tokens between that completion and the one asked for; the whole prompt of a new line
     prompt_ids: list[int]  # everything before the completion asked for
     reasonings: tuple[str, ...] = ()  # of the sampled turns before
+    call_ids: frozenset[str] = frozenset()  # of the sampled turns before
     why_new: str = ""  # why it begins a line although others are there
 
 
@@ -38,6 +39,7 @@ class _Sampled:
     ended: bool
     called: tuple[str, ...]  # names of the tools that it called
     reasonings: tuple[str, ...]  # of this turn and the sampled ones before it
+    call_ids: frozenset[str]  # of the calls in these turns, as clients receive them
 
 
 class TokenLines:
@@ -66,22 +68,33 @@ class TokenLines:
         """The place after the longest stored conversation that the request continues, or None."""
         keys = _keys(request.messages, request.tools)
         for length in range(len(request.messages) - 1, 0, -1):
-            for number in reversed(self._by_key.get(keys[length], ())):
-                before = self._sampled[number]
-                if _reasoning_differs(before.reasonings, request.messages[:length]):
-                    continue
-                try:
-                    context = self._context(before, request.messages[length:])
-                except ValueError:  # `_divergence` says it
-                    break
-                return Place(
-                    parent=number,
-                    context_ids=context,
-                    prompt_ids=[*before.line_ids, *context],
-                    reasonings=before.reasonings,
-                    why_new="an earlier turn is continued in another way" if number in self._continued else "",
-                )
+            numbers = self._meant(keys[length], request.messages[:length], request.call_ids)
+            if len({self._sampled[number].reasonings for number in numbers}) != 1:
+                continue  # none, or turns that differ in what the client left out
+            before = self._sampled[numbers[-1]]
+            try:
+                context = self._context(before, request.messages[length:])
+            except ValueError:  # `_divergence` says it
+                continue
+            return Place(
+                parent=numbers[-1],
+                context_ids=context,
+                prompt_ids=[*before.line_ids, *context],
+                reasonings=before.reasonings,
+                call_ids=before.call_ids,
+                why_new="an earlier turn is continued in another way" if numbers[-1] in self._continued else "",
+            )
         return None
+
+    def _meant(self, key: str, messages: Sequence[Mapping[str, Any]], given: frozenset[str]) -> list[int]:
+        """The completions that end this conversation; of several those whose calls have the ids that are `given`."""
+        numbers = [
+            number
+            for number in self._by_key.get(key, ())
+            if not _reasoning_differs(self._sampled[number].reasonings, messages)
+        ]
+        most = max((len(given & self._sampled[number].call_ids) for number in numbers), default=0)
+        return [number for number in numbers if len(given & self._sampled[number].call_ids) == most]
 
     def add(
         self,
@@ -102,6 +115,7 @@ class TokenLines:
                 ended=ended,
                 called=tuple(called),
                 reasonings=(*place.reasonings, _reasoning(message)),
+                call_ids=place.call_ids | call_ids([message]),
             )
         )
         self._continued.add(place.parent)
@@ -128,6 +142,16 @@ class TokenLines:
                 before = [self._sampled[number] for number in numbers]
                 if all(_reasoning_differs(one.reasonings, request.messages[:length]) for one in before):
                     return "the reasoning of an earlier turn was rewritten"
+                if (
+                    len(
+                        {
+                            self._sampled[number].reasonings
+                            for number in self._meant(keys[length], request.messages[:length], request.call_ids)
+                        }
+                    )
+                    > 1
+                ):
+                    return "several turns with this text had different reasoning, which is left out"
                 try:
                     self._context(before[-1], request.messages[length:])
                 except ValueError as refused:

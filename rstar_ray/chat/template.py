@@ -3,6 +3,7 @@
 What the policy sampled is decoded for reading only, never encoded again.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,6 +168,10 @@ class TokenizerChat:
         marked = [
             {**message, "content": marks.get(str(message["content"]), message["content"])} for message in messages
         ]
+        for number, message in enumerate(messages, 1):
+            others = json.dumps([message.get("reasoning_content"), message.get("tool_calls")], ensure_ascii=False)
+            if self.control_tokens.search(others):
+                raise ValueError(f"message {number} spells a control token of the model in its reasoning or its calls")
         try:
             text = self.renderer.render(marked, tools, opens=True)
         except Exception as error:  # a template may raise anything

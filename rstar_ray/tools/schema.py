@@ -66,8 +66,13 @@ def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, 
     >>> typed({"limit": "3", "name": "3"}, {"properties": {"limit": {"type": "integer"}, "name": {"type": "string"}}})
     {'limit': 3, 'name': '3'}
     """
-    properties = cast(Mapping[str, Mapping[str, Any]], schema.get("properties", {}))
-    return {name: _typed(value, properties.get(name, {})) for name, value in arguments.items()}
+    properties = _object(schema.get("properties"))
+    return {name: _typed(value, _object(properties.get(name))) for name, value in arguments.items()}
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """A schema may also be true or false, which say nothing of types."""
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
 
 
 def _typed(value: Any, schema: Mapping[str, Any]) -> Any:

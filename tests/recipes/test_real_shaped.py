@@ -34,6 +34,7 @@ from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.tools.loader import tool_specs
+from rstar_ray.trajectory import Problem, Sampling
 
 pytestmark = [pytest.mark.real, pytest.mark.journey]
 
@@ -222,7 +223,13 @@ async def one_talks_with_it_and_others_do_over_http(journey: Journey) -> list[in
     async with own_talker(str(journey.policy), talk_config(journey)) as talker:
         await asked(talker)
         options = ServeOptions(model=str(journey.policy))
-        async with TestServer(Server(AgentAnswers(talker), options, "secret").app()) as server:
+        async with TestServer(
+            Server(
+                AgentAnswers(talker, Sampling(temperature=talker.config.temperature, top_p=talker.config.top_p)),
+                options,
+                "secret",
+            ).app()
+        ) as server:
             await answers_over_http(str(server.make_url("/v1")), tokens_of_the_prompt(talker))
         return talker.chat.conversation_ids(QUESTION)
 
@@ -250,8 +257,6 @@ async def answers_over_http(url: str, prompt_tokens: int | None = None) -> None:
 
 
 def tokens_of_the_prompt(talker: OwnTalker) -> int:
-    from rstar_ray.trajectory import Problem
-
     return len(talker.chat.prompt_ids(Problem(id="", problem="What is 7 * 8?", answer="")))
 
 

@@ -26,7 +26,7 @@ from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.loader import tool_specs
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
-from rstar_ray.trajectory import Sampling, ToolCall, ToolResult
+from rstar_ray.trajectory import MODELS_OWN, Sampling, ToolCall, ToolResult
 
 OPTIONS = ServeOptions(model="m", allow_origin=("https://friend.example",))
 QUESTION = {"messages": [{"role": "user", "content": "hi"}]}
@@ -60,7 +60,7 @@ class FakeTalker:
 @asynccontextmanager
 async def serving(fake: FakeTalker) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
     async with (
-        TestServer(Server(AgentAnswers(fake), OPTIONS, "secret").app()) as server,
+        TestServer(Server(AgentAnswers(fake, MODELS_OWN), OPTIONS, "secret").app()) as server,
         aiohttp.ClientSession() as session,
     ):
         yield session, str(server.make_url("/v1"))
