@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.lr_schedule import sft_learning_rate
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.checkpointing import BALANCER_STATE, Saving, saving
@@ -153,6 +154,7 @@ async def run_rl(
         num_steps=config.steps,
         wandb=config.telemetry.wandb,
     )
+    abandoned: Sequence[str] = ()
     async with saving(config, context) as saves, Draws(problems, context.rollouts, config, progress, weights) as draws:
         with metrics_log, stage_active(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
@@ -165,7 +167,8 @@ async def run_rl(
                 metrics_log.write(row)
                 export_step(context.meter, row, context.run_dir.path)
                 export_ledger(context.meter, record.statuses.values(), config.stage)
-                abandoned = await draws.abandon() if progress.ended else ()
+                if progress.ended:
+                    abandoned = await draws.abandon()
                 _append_ledger(record, abandoned, config.stage, context.run_dir)
                 checksum = checksum if record.checksum is None else record.checksum
                 if weights is not None:
@@ -184,6 +187,9 @@ async def run_rl(
                 await _save_or_stop(config, saves, progress, stop, last=last)
                 if not last:
                     await _evaluate_if_due(config, progress, heldout, context)
+    for folder in {turns_folder(context.run_dir.journal_path, name) for name in abandoned}:
+        if folder is not None:
+            context.run_dir.drop_turns(folder.name)
     return _finished(context.run_dir, config.stage)
 
 

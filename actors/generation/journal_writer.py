@@ -17,8 +17,6 @@ DISK_PATIENCE_S = 10.0
 """Longest wait for one write: reports to the balancer wait for it."""
 MAX_UNWRITTEN_BYTES = 2**28
 """Held in memory while the disk is slow; beyond it the disk counts as failed."""
-KEPT_VERSIONS = 16
-"""Whose checksums are remembered: more than a turn can be sampled by."""
 
 
 class JournalWriter:
@@ -42,7 +40,7 @@ class JournalWriter:
 
     def serve(self, version: int, weights: int) -> None:
         """From now on this version samples the turns; `weights` is its checksum."""
-        self._served = {**{one: self._served[one] for one in [*self._served][-KEPT_VERSIONS:]}, version: weights}
+        self._served[version] = weights
         self._weights = weights
         self._failed = False
         unnamed, self._unnamed = self._unnamed, []

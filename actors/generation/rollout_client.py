@@ -83,7 +83,7 @@ class RolloutClient:
         self._waiting: dict[str, _Submission] = {}
         self._open: dict[_Queue, frozenset[str]] = {}  # of each run that is under way, with its ids
         self._queue_of: dict[str, _Queue] = {}  # by unfinished rollout
-        self._fault: BaseException | None = None  # until a run raises it
+        self._fault: BaseException | None = None  # every run raises it from then on
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
         self._attempt = 0  # grows when everything submitted is dropped
         self.num_ended = 0  # over the whole run
@@ -146,7 +146,6 @@ class RolloutClient:
         for _ in range(len(fitting)):
             done = await queue.get()
             if isinstance(done, BaseException):
-                self._fault = None
                 raise done
             done = self._as_requested(done)
             if isinstance(done, FinishedRollout):
@@ -214,7 +213,9 @@ class RolloutClient:
     def _named_apart(self, request: RolloutRequest) -> RolloutRequest:
         if not self._attempt:
             return request
-        return replace(request, rollout_id=f"{request.rollout_id}{ATTEMPT}{self._attempt}")
+        attempt = f"{ATTEMPT}{self._attempt}"
+        salt = request.cache_salt and request.cache_salt + attempt  # no KV of weights that a restart took back
+        return replace(request, rollout_id=request.rollout_id + attempt, cache_salt=salt)
 
     def _as_requested(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
         """Under the name that was requested."""

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ class TurnRecord:
     reward: float | None
     restarts: int
     placements: list[dict[str, Any]]
+    at_s: float  # time since the epoch
 
 
 _FORM = zlib.crc32(
@@ -104,6 +106,7 @@ class TurnJournal:
             reward=after.reward,
             restarts=after.restarts,
             placements=[asdict(placement) for placement in after.placements],
+            at_s=time.time(),
         )
         columns = [np.array(getattr(after, name)[start:], kind).tobytes() for name, kind in _COLUMNS]
         body = b"".join((json.dumps(asdict(record)).encode(), b"\n", *columns))
@@ -195,9 +198,10 @@ def journaled(
 ) -> dict[str, RolloutState]:
     """The rollouts of these that were started, at their last finished turn, by id.
 
-    Turns count that these weights sampled: `known` has the checksum of each policy version. A rollout with a token of
-    an older version than it requests starts from its prompt. `same` matches the part of an id that tells attempts at
-    the same rollout apart. A file that cannot be read is skipped with a warning.
+    Turns count that these weights sampled: `known` has the checksum of each policy version. Of several turns behind the
+    same tokens the latest counts: a resumed run that did not know the weights of the earlier one sampled it again. A
+    rollout with a token of an older version than it requests starts from its prompt. `same` matches the part of an id
+    that names the attempt. A file that cannot be read is skipped with a warning.
     """
 
     def plain(rollout_id: str) -> str:
@@ -205,17 +209,17 @@ def journaled(
 
     wanted = {plain(state.request.rollout_id): state for state in starts}
     folders = {turns_folder(journal, state.request.rollout_id) for state in starts} - {None}
-    chains: dict[str, _Chain] = {}
+    records: dict[str, list[tuple[TurnRecord, bytes]]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.turns")) if folder else ():
             try:
                 for record, columns in read(path):
                     name = plain(record.rollout_id)
                     if name in wanted and _sampled_by(record, columns, known):
-                        chains.setdefault(name, _Chain()).add(record, columns)
+                        records.setdefault(name, []).append((record, columns))
             except OSError as failed:
                 log.warning("%s cannot be read (%s): its rollouts under way are sampled again", path, failed)
-    found = [chain.follow(wanted[name]) for name, chain in chains.items()]
+    found = [_Chain(rows).follow(wanted[name]) for name, rows in records.items()]
     return {
         state.request.rollout_id: state
         for state in found
@@ -238,18 +242,17 @@ def _oldest(state: RolloutState) -> int:
 
 
 class _Chain:
-    """Records of one rollout since its latest start, in any order."""
+    """Records of one rollout since its latest start."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[tuple[TurnRecord, bytes]]) -> None:
         self._restarts = 0
-        self._turns: dict[tuple[int, int], tuple[TurnRecord, bytes]] = {}  # the last that continues these tokens
-
-    def add(self, record: TurnRecord, columns: bytes) -> None:
-        if record.restarts > self._restarts:
-            self._restarts = record.restarts
-            self._turns.clear()
-        if record.restarts == self._restarts and (record.turns or record.stop_reason):  # else it follows itself
-            self._turns[record.start, record.continues] = record, columns
+        self._turns: dict[tuple[int, int], tuple[TurnRecord, bytes]] = {}  # the latest that continues these tokens
+        for record, columns in sorted(records, key=lambda one: one[0].at_s):
+            if record.restarts != self._restarts:  # fewer where a resumed run began the rollout again
+                self._restarts = record.restarts
+                self._turns.clear()
+            if record.turns or record.stop_reason:  # else it follows itself
+                self._turns[record.start, record.continues] = record, columns
 
     def follow(self, state: RolloutState) -> RolloutState:
         """From its start turn by turn, each continuing the tokens of the one before."""

@@ -401,6 +401,9 @@ async def test_runs_that_are_open_at_once_get_their_own_ends_and_all_of_them_a_f
     for name in "ac":
         with pytest.raises(RStarError, match="balancer: it is gone"):
             await coming[name]
+    later = client.run([request(problem, rollout_id="later") for problem in adding_problems(1)])
+    with pytest.raises(RStarError, match="balancer: it is gone"):  # also where the runs before were not awaited
+        await anext(later)
     await client.close()
 
 

@@ -59,6 +59,20 @@ async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_pat
     assert journaled(tmp_path, [start()], {0: 7}) == {"stage1/12/0-p/3": states[0]}
 
 
+@pytest.mark.parametrize("later", ["generation/0-a", "generation/0-z"])
+@pytest.mark.parametrize("restarts", [0, 1])
+async def test_of_two_samples_of_a_turn_the_later_counts_whatever_its_writer_is_called(
+    tmp_path: Path, later: str, restarts: int
+):
+    """A resumed run that did not know the weights of the first sampled the rollout again, and trained on that."""
+    first, second = await played(start(), version=1), await played(start(), (call("2+5"), answer("7")))
+    write(tmp_path, [replace(state, restarts=restarts) for state in first], "generation/0-m", weights=6)
+    write(tmp_path, second, later, weights=7)
+    known = {0: 7, 1: 6}
+    kept = journaled(tmp_path, [start()], known)
+    assert kept == {start().request.rollout_id: second[-1]}
+
+
 async def test_a_torn_or_damaged_record_ends_its_file(tmp_path: Path):
     states = await played(start())
     write(tmp_path, states)
