@@ -20,6 +20,7 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_AUTH_TOKEN=secrets.token_hex(32),  # every Ray of this test run asks for it, and none touches the account's
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_worker_niceness="0",  # Ray's default, 15, would leave its workers little beside any other process
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",

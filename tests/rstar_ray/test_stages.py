@@ -54,7 +54,7 @@ SMALL = with_values(
         "prompts_per_step": 8,
         "engine.max_context_tokens": 2_000,
         "rollout.max_response_tokens": 400,
-        "rollout.deadline_s": 5.0,
+        "rollout.deadline_s": 60.0,
         "algorithm.rollouts_per_prompt": 16,
         "algorithm.keep": 8,
         "evaluate.max_response_tokens": 400,
