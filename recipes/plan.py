@@ -22,7 +22,7 @@ from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import RunConfig, leaves, with_values
-from rstar_ray.config.machines import AttentionKernel, ZeroStage
+from rstar_ray.config.machines import ZeroStage
 from rstar_ray.config.options import given, options_of, spelled, with_config_file
 from rstar_ray.config.run import Scale, WhenShort
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
@@ -57,7 +57,6 @@ SETTINGS = {
     "offload": "learner.offload",
     "lora_rank": "learner.lora_rank",
     "zero": "learner.zero",
-    "attention_kernel": "learner.attention_kernel",
     "prompts": "prompts_per_step",
 }
 """Options that are settings of a run, by their names here."""
@@ -95,8 +94,6 @@ class PlanConfig:
     """--learner.lora-rank of the run"""
     zero: ZeroStage = RUN.learner.zero
     """--learner.zero of the run"""
-    attention_kernel: AttentionKernel = RUN.learner.attention_kernel
-    """--learner.attention-kernel of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
     bandwidth_tb_s: float = GPU.bandwidth_tb_s
@@ -203,7 +200,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     model = shape_of(config.model)
     gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
     stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
-    pools = pools_of(config.run(), stage, engine_gpus=config.gpus, learner_gpus=config.gpus, colocated=True)
+    pools = pools_of(config.run(), engine_gpus=config.gpus, learner_gpus=config.gpus, colocated=True)
     pools = replace(pools, takes_rest=not config.gpu_memory_share)
     colocated = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
     separated = best_separated(model, gpu, pools, stage=stage, rollouts=rollouts)
@@ -220,7 +217,6 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     state = _state(config, model, colocated.learner_gpus)
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
     left = "KV of its share" if config.gpu_memory_share else "left for KV    "
-    scores = " and its attention's scores" if config.attention_kernel == "eager" else ""
     return "\n".join(
         [
             f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
@@ -228,7 +224,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
             f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
-            f" layers' inputs {inputs_gb:.1f} GB, one layer's inside{scores}, a chunk of logits, gathered weights",
+            f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
             f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
             f" ({model.layers} layers x {model.kv_heads} heads x {model.head_dim} x 2 x 2 bytes)"

@@ -11,7 +11,6 @@ from sandbox.isolation import IsolationLevel
 from sandbox.limits import Limits, standard_limits
 from sandbox.pool import SandboxPool
 from scheduler.planner.capacity import Pools, pools_of
-from scheduler.traces.stage_traces import STAGES
 
 
 def small_config(**values: Any) -> RunConfig:
@@ -59,5 +58,5 @@ def pool(groups: Groups | None = None, *, only: str = "", python: str = sys.exec
 
 def pools(**changes: Any) -> Pools:
     """GPUs that engines and ranks share, where an engine takes all that is left."""
-    found = pools_of(RunConfig(), STAGES["stage1"], engine_gpus=1, learner_gpus=1, colocated=True)
+    found = pools_of(RunConfig(), engine_gpus=1, learner_gpus=1, colocated=True)
     return replace(found, takes_rest=True, **changes)

@@ -1,96 +1,58 @@
-"""Which of PyTorch's kernels compute attention: chosen for the process, tried once, and refused where they do not fit.
+"""Which of PyTorch's kernels compute attention: set for the process, and tried once on a GPU.
 
-PyTorch takes the mathematical path without a word where no fused kernel takes a model's heads (the likeliest on ROCm),
-and at 16K tokens that path wants more memory than a GPU has. So it is only taken where it is asked for.
+Where no fused kernel takes a model's heads, PyTorch falls back to its mathematical path silently. That path holds a
+score for every head and pair of tokens: 129 GB for 40 heads at 16K. A GPU without a fused kernel is therefore refused.
 """
 
 from typing import Any
 
 import torch
 from torch.backends import cuda as kernels
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
-from rstar_ray.algorithm.state_bytes import SCORE_BYTES, scores_bytes
-from rstar_ray.config import RunConfig
+from actors.learner.row_attention import Heads, attend
+from rstar_ray.config import LearnerConfig
 from rstar_ray.errors import ConfigError
 
-GB = 1e9
-OPTION = "--learner.attention-kernel"
-FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-PROBE_TOKENS = 256
+PROBE_ROWS = (100, 156)  # tokens: two lengths, as in a packed micro batch
 
 
-def choose(kernel: str, device: torch.device) -> None:
-    """For this process, from now on. Raises `ConfigError` for `aiter` without ROCm.
+def choose(device: torch.device) -> None:
+    """For this process, from now on; a CPU has no fused kernel for every mask.
 
-    On a GPU the mathematical path is shut where it was not asked for; a CPU has no fused kernel for every mask.
+    cuDNN's attention is off: it builds a plan for every new row length, and keeps it.
     """
-    if kernel == "aiter":
-        if torch.version.hip is None:
-            raise ConfigError(OPTION, "aiter's kernels are ROCm's, and this torch is not", "give fused")
-        kernels.preferred_rocm_fa_library("ck")
-    eager = kernel == "eager"
-    kernels.enable_flash_sdp(not eager)
-    kernels.enable_mem_efficient_sdp(not eager)
-    kernels.enable_cudnn_sdp(not eager)
-    kernels.enable_math_sdp(eager or device.type == "cpu")
+    kernels.enable_cudnn_sdp(False)
+    kernels.enable_math_sdp(device.type == "cpu")
 
 
-def refuse_unfit(config: RunConfig, model: Any, device: torch.device) -> None:
-    """Raise `ConfigError` where a GPU has no fused kernel for the model's heads, or no room for its scores."""
-    learner = config.learner
-    if device.type == "cpu" or learner.attention == "flash_attention_2":
+def refuse_unfit(learner: LearnerConfig, model: Any, device: torch.device) -> None:
+    """Raise `ConfigError` where a GPU has no fused kernel for the heads of `model`, a model's configuration."""
+    if device.type == "cpu":
         return
     heads, head_dim = model.num_attention_heads, head_dim_of(model)
-    scores = scores_bytes(
-        heads, micro_batch_tokens=learner.micro_batch_tokens, longest_tokens=config.engine.max_context_tokens
-    )
-    room = float(torch.cuda.get_device_properties(device).total_memory)
-    if learner.attention_kernel == "eager":
-        refuse_scores(scores, room, told=_told(config, heads))
-        return
-    said = tried(heads, getattr(model, "num_key_value_heads", heads), head_dim, getattr(torch, learner.dtype), device)
-    if said:
+    kv_heads = getattr(model, "num_key_value_heads", heads)
+    if problem := tried(heads, kv_heads, head_dim, getattr(torch, learner.dtype), device):
         raise ConfigError(
-            OPTION,
-            f"no fused attention for {heads} heads of {head_dim} in {learner.dtype} here ({said}), and the "
-            f"mathematical path would hold {_told(config, heads)} = {scores / GB:.1f} GB of {room / GB:.0f}",
-            "take vLLM's own image, give --learner.attention flash_attention_2 where it is installed, or eager with "
-            "shorter rows and smaller --learner.micro-batch-tokens",
-        )
-
-
-def refuse_scores(scores: float, room: float, *, told: str) -> None:
-    """Raise `ConfigError` where one layer's scores alone are more than a GPU has; bytes both."""
-    if scores > room:
-        raise ConfigError(
-            OPTION,
-            f"eager holds {told} = {scores / GB:.1f} GB of scores, and the GPU has {room / GB:.0f}",
-            "give fused, or shorter rows (--engine.max-context-tokens) and smaller --learner.micro-batch-tokens",
+            "--model",
+            f"this GPU has no fused attention for {heads} heads of {head_dim} in {learner.dtype} ({problem})",
+            "use vLLM's own image, whose torch is built for the GPU, or another --learner.dtype",
         )
 
 
 def tried(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Forward and backward through fused kernels alone; what torch said against it, nothing where it went."""
-    shape = (1, heads, PROBE_TOKENS, head_dim)
-    query = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
-    key = torch.zeros((1, kv_heads, *shape[2:]), dtype=dtype, device=device, requires_grad=True)
+    """Forward and backward over packed rows, as the learner computes them; PyTorch's error, empty if there was none."""
+    tokens = sum(PROBE_ROWS)
     try:
-        with sdpa_kernel(FUSED):
-            out = scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=heads != kv_heads)
-        out.sum().backward()
-    except RuntimeError as refused:
-        return " ".join(str(refused).split())[:120]
+        query, key, value = (
+            torch.zeros((1, number, tokens, head_dim), dtype=dtype, device=device, requires_grad=True)
+            for number in (heads, kv_heads, kv_heads)
+        )
+        attend(Heads(query, key, value), row_lengths=PROBE_ROWS).sum().backward()
+    except (RuntimeError, AssertionError) as failed:  # the latter: torch is built without CUDA
+        return " ".join(str(failed).split())[:120]
     return ""
 
 
 def head_dim_of(model: Any) -> int:
     """Of a model's configuration."""
     return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-
-
-def _told(config: RunConfig, heads: int) -> str:
-    longest = config.engine.max_context_tokens
-    widest = max(config.learner.micro_batch_tokens, longest)
-    return f"{heads} heads x {widest} x {longest} tokens x {SCORE_BYTES} bytes"

@@ -67,9 +67,9 @@ class LearnerRank:
         deepspeed_start.seed_generators(config.seed + self.rank)
         if config.deterministic:
             deepspeed_start.compute_deterministically()
-        attention_kernels.choose(learner.attention_kernel, self.device)
+        attention_kernels.choose(self.device)
         policy = self._load(self._model, trained=True)
-        attention_kernels.refuse_unfit(config, policy.language_model.config, self.device)
+        attention_kernels.refuse_unfit(learner, policy.language_model.config, self.device)
         self._start_engine(policy)
         self.reference = None
         if config.algorithm.kl_coefficient:

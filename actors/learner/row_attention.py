@@ -1,11 +1,18 @@
-"""Attention over rows that lie end to end in one line: causal within each row, none across, and no padding."""
+"""Attention over rows that lie end to end in one line: causal within each row, none across, and no padding.
+
+On NVIDIA GPUs torch's `varlen_attn` (flash attention) takes all rows in one call. Elsewhere, and in float32, which
+flash attention does not support, `scaled_dot_product_attention` takes neighbouring rows of one length at a time. ROCm
+stays with the latter until `varlen_attn` has run there.
+"""
 
 from dataclasses import dataclass
-from itertools import groupby
+from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "rows"
@@ -36,10 +43,12 @@ def attend(
     sliding_window: int | None = None,
     **_: Any,
 ) -> Tensor:
-    """PyTorch's fused attention, neighbouring rows of one length at a time: [B, T, H, D].
+    """PyTorch's fused attention: [B, T, H, D].
 
     `row_lengths` add up to T where B is 1; without them each of the B lines is one row.
     """
+    if row_lengths is not None and not dropout and has_varlen(heads.query_BHTD):
+        return attend_varlen(heads, row_lengths, scaling=scaling, sliding_window=sliding_window)
     grouped = heads.query_BHTD.shape[1] != heads.key_BKTD.shape[1]
 
     def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -67,6 +76,42 @@ def attend(
         _as_line(fused(*(_as_rows(part, count) for part in run))) for run, (_, count) in zip(parts, runs, strict=True)
     ]
     return torch.cat(lines, dim=1)
+
+
+def has_varlen(query: Tensor) -> bool:
+    """Whether `varlen_attn` takes it: half precision, on an NVIDIA GPU."""
+    return query.is_cuda and torch.version.hip is None and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def attend_varlen(
+    heads: Heads, row_lengths: tuple[int, ...], *, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """All rows of one line in one call: [1, T, H, D]."""
+    query_THD, key_TKD, value_TKD = (
+        part.squeeze(0).transpose(0, 1).contiguous() for part in (heads.query_BHTD, heads.key_BKTD, heads.value_BKTD)
+    )
+    starts, longest = _row_starts(row_lengths, query_THD.device), max(row_lengths)
+    # (-1, 0) is plain causal attention; a token counts in its own window, not in what lies to its left.
+    window = (-1, 0) if sliding_window is None or longest <= sliding_window else (sliding_window - 1, 0)
+    out: Any = varlen_attn(
+        query_THD,
+        key_TKD,
+        value_TKD,
+        starts,
+        starts,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=window,
+        enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
+    )
+    return out.unsqueeze(0)
+
+
+@lru_cache(maxsize=8)
+def _row_starts(row_lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """int32 [rows + 1], the last one the end; every layer of a pass uses the same."""
+    return torch.tensor([0, *accumulate(row_lengths)], dtype=torch.int32, device=device)
 
 
 def _as_rows(part_1HTD: Tensor, count: int) -> Tensor:

@@ -58,12 +58,14 @@ def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
 
 
 def _try_attention() -> Probe:
-    """Qwen3's heads in bfloat16, by fused kernels alone."""
+    """Heads of Qwen3-14B in bfloat16, as the learner attends with them."""
     import torch
 
-    from actors.learner.attention_kernels import tried
+    from actors.learner.attention_kernels import choose, tried
 
-    message = tried(40, 8, 128, torch.bfloat16, torch.device("cuda"))
+    device = torch.device("cuda")
+    choose(device)
+    message = tried(40, 8, 128, torch.bfloat16, device)
     return Probe(worked=not message, message=message or "a fused kernel takes 40 heads of 128 in bfloat16")
 
 

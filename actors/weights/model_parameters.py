@@ -106,7 +106,7 @@ def refuse_misfit(folder: Path) -> None:
 def refuse_unpacked(folder: Path, attention: str) -> None:
     """Raise `ConfigError` for layers through which a row's state would flow into the next, where rows are packed."""
     kinds = cast(list[str], _config(folder).get("layer_types") or [])
-    if attention != "sdpa" and (others := sorted(set(kinds) - PACKED)):
+    if attention == "rows" and (others := sorted(set(kinds) - PACKED)):
         raise ConfigError(
             "--learner.attention",
             f"{attention} packs rows end to end, and {folder} has layers ({', '.join(others)}) that would not keep "

@@ -10,19 +10,6 @@ GRADIENTS: Dtype = "float32"
 REDUCE_BUCKET = 100_000_000
 """Gradients that ZeRO adds up over ranks at a time; DeepSpeed's own 5e8 would take 2 GB of every GPU."""
 
-SCORE_BYTES = 3 * 4
-"""Of one pair of tokens at one head on the mathematical path: its softmax is kept for the backward pass, which adds the
-softmax's gradient and the score's; float32, whatever the forward pass computes in."""
-
-
-def scores_bytes(heads: int, *, micro_batch_tokens: int, longest_tokens: int) -> float:
-    """Of one attention layer on the mathematical path: rows of the longest kind, as many as a micro batch has.
-
-    >>> scores_bytes(40, micro_batch_tokens=16_384, longest_tokens=16_384) / 1e9
-    128.84901888
-    """
-    return float(SCORE_BYTES * heads * max(micro_batch_tokens, longest_tokens) * longest_tokens)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:

@@ -10,7 +10,6 @@ from rstar_ray.config.tree import MayChange
 
 Dtype = Literal["float32", "bfloat16"]
 ZeroStage = Literal[0, 1, 2, 3]
-AttentionKernel = Literal["fused", "aiter", "eager"]
 Isolation = Literal["namespaces", "landlock", "process"]
 MOST_PROGRAM_S = 3_600.0
 MOST_PROGRAM_MB = 2**22
@@ -162,14 +161,8 @@ class LearnerConfig:
     and engines receive the adapters alone; wants some ten times the learning rate; 0 trains the weights"""
     lora_alpha: Annotated[int, not_with("learner.lora_rank", 0), at_least(1)] = 32
     """LoRA's strength: an adapter counts alpha / rank times"""
-    attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
-    """rows and flash_attention_2 pack the rows of a micro batch end to end; sdpa pads them"""
-    attention_kernel: Annotated[MayChange[AttentionKernel], not_with("learner.attention", "flash_attention_2")] = (
-        "fused"
-    )
-    """what PyTorch computes attention by (rows and sdpa): fused, flash and memory-efficient kernels, refused on a GPU
-    that has none of them; aiter, ROCm's CK kernels in place of AOTriton's; eager, the mathematical path, which holds
-    a score for every head and pair of tokens"""
+    attention: Literal["rows", "sdpa"] = "rows"
+    """rows packs the rows of a micro batch end to end; sdpa pads them, for models whose layers mix packed rows"""
     dtype: Dtype = "bfloat16"
     """precision of the forward pass; master weights are float32"""
     micro_batch_tokens: Annotated[MayChange[int], at_least(1)] = 32_768
@@ -212,18 +205,6 @@ class LearnerConfig:
             "--learner.weights-by",
             f"adapters are published through the object store (got {self.weights_by})",
             "use auto, or --learner.lora-rank 0",
-        )
-        require(
-            self.gpus_per_rank > 0 or self.attention != "flash_attention_2",
-            "--learner.attention",
-            "flash_attention_2 is for GPUs, and a rank has none",
-            "give rows or sdpa, or --learner.gpus-per-rank",
-        )
-        require(
-            self.gpus_per_rank > 0 or self.attention_kernel != "aiter",
-            "--learner.attention-kernel",
-            "aiter is for ROCm's GPUs, and a rank has none",
-            "give fused, or --learner.gpus-per-rank",
         )
         require(
             self.dtype == "float32" or self.zero > 0,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rstar_ray.algorithm.state_bytes import SCORE_BYTES, RankBytes, rank_bytes, scores_bytes, state_bytes
+from rstar_ray.algorithm.state_bytes import RankBytes, rank_bytes, state_bytes
 from rstar_ray.config import EngineConfig, LearnerConfig, RunConfig
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.experts import experts_in
@@ -104,7 +104,6 @@ class Pools:
     colocated: bool  # an engine and a learner rank share every GPU
     engine: EngineConfig
     learner: LearnerConfig
-    longest_tokens: int  # of a row
     takes_rest: bool = False  # an engine takes all memory that is left, whatever `gpu_memory_share` says
 
     @property
@@ -115,11 +114,6 @@ class Pools:
     def memory_share(self) -> float:
         """Of a GPU, that its engine takes for weights and KV; 0: all that is left."""
         return 0.0 if self.takes_rest else self.engine.gpu_memory_share
-
-    @property
-    def score_tokens(self) -> int:
-        """Of the longest row, where attention holds its scores; 0 for fused kernels, which hold none."""
-        return self.longest_tokens if self.learner.attention_kernel == "eager" else 0
 
     def with_engine(self, **values: Any) -> "Pools":
         return replace(self, engine=replace(self.engine, **values))
@@ -213,16 +207,6 @@ def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
     return (kept + layer + gathered) / GB + logits_gb(model.vocabulary, micro_batch_tokens)
 
 
-def scores_gb(model: ModelShape, pools: Pools) -> float:
-    """Of one attention layer on the mathematical path; nothing of fused kernels."""
-    tokens = pools.learner.micro_batch_tokens
-    return scores_bytes(model.heads, micro_batch_tokens=tokens, longest_tokens=pools.score_tokens) / GB
-
-
-def learner_activations_gb(model: ModelShape, pools: Pools) -> float:
-    return activations_gb(model, pools.learner.micro_batch_tokens) + scores_gb(model, pools)
-
-
 def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost:
     """Decode reads the weights once a step and every context once; prefill is bound by arithmetic."""
     bandwidth = gpu.bandwidth_tb_s * 1e12 * gpu.bandwidth_share * tensor_parallel
@@ -258,7 +242,7 @@ def way_of(pools: Pools) -> WeightWay:
     return "ipc" if pools.tensor_parallel == 1 else "object_store"
 
 
-def pools_of(config: RunConfig, stage: StageShape, *, engine_gpus: int, learner_gpus: int, colocated: bool) -> Pools:
+def pools_of(config: RunConfig, *, engine_gpus: int, learner_gpus: int, colocated: bool) -> Pools:
     """What a run sets, on so many GPUs."""
     return Pools(
         engine_gpus=engine_gpus,
@@ -266,7 +250,6 @@ def pools_of(config: RunConfig, stage: StageShape, *, engine_gpus: int, learner_
         colocated=colocated,
         engine=config.engine,
         learner=config.learner,
-        longest_tokens=longest_tokens(stage),
     )
 
 
@@ -366,7 +349,7 @@ def adapters_gb(model: ModelShape, rank: int) -> float:
 def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
-    activations = learner_activations_gb(model, pools) if pools.colocated else 0.0
+    activations = activations_gb(model, pools.learner.micro_batch_tokens) if pools.colocated else 0.0
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
     adapters = adapters_gb(model, pools.learner.lora_rank) if pools.learner.lora_rank else 0.0
     weights = (model.weights_gb + adapters) / pools.tensor_parallel
@@ -399,7 +382,8 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
     if kv_tokens < longest:
         kv_gb = engine_memory(model, gpu, pools).kv
         problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
-    learner_gb = trained_gb(model, pools) + buckets_gb(model, pools) + learner_activations_gb(model, pools)
+    activations = activations_gb(model, pools.learner.micro_batch_tokens)
+    learner_gb = trained_gb(model, pools) + buckets_gb(model, pools) + activations
     runtime = gpu.memory_gb * gpu.runtime_share
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
@@ -408,10 +392,6 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
             f"an engine's share of {pools.memory_share:g} is {pools.memory_share * gpu.memory_gb:.1f} GB, and beside a "
             f"learner rank {gpu.memory_gb - learner_gb - runtime:.1f} GB are left"
         )
-    if (scores := scores_gb(model, pools)) and problems:
-        tokens = max(pools.learner.micro_batch_tokens, pools.score_tokens)
-        sides = f"{model.heads} heads x {tokens} x {pools.score_tokens} tokens x {SCORE_BYTES} bytes"
-        problems[-1] += f", with {scores:.1f} GB of attention's scores ({sides})"
     return problems
 
 
@@ -448,8 +428,6 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
         yield "share", words, gpu, pools.with_engine(gpu_memory_share=share)
     if not pools.learner.offload:
         yield "offload", "--learner.offload (optimizer state in host memory)", gpu, pools.with_learner(offload=True)
-    if pools.score_tokens:
-        yield "kernel", "--learner.attention-kernel fused", gpu, pools.with_learner(attention_kernel="fused")
     if not pools.learner.lora_rank:
         words = f"--learner.lora-rank {LORA_RANK} (adapters in place of the weights)"
         yield "lora", words, gpu, pools.with_learner(lora_rank=LORA_RANK)

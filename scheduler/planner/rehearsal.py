@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes, scores_bytes
+from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import weight_way
 from rstar_ray.config.scales import MACHINES
@@ -125,10 +125,6 @@ def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
     state = rank_bytes(model.parameters, dtype=learner.dtype, zero=learner.zero, ranks=learner.ranks)
     kept = (state.state - (state.offloaded if learner.offload else 0.0) + state.bucket) / GB
     planned = kept + activations_gb(model, learner.micro_batch_tokens)
-    if learner.attention_kernel == "eager":
-        longest = config.engine.max_context_tokens
-        scores = scores_bytes(model.heads, micro_batch_tokens=learner.micro_batch_tokens, longest_tokens=longest)
-        planned += scores / GB
     device = max((row.get("learner_device", 0) for row in held), default=0) / GB
     if learner.gpus_per_rank:
         wrong = not 0 < device < MEMORY_FACTOR * planned
@@ -154,7 +150,6 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
         stage = StageShape(max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget)
         pools = pools_of(
             config,
-            stage,
             engine_gpus=config.engine.replicas * config.engine.tensor_parallel,
             learner_gpus=config.learner.ranks,
             colocated=not config.learner.own_gpus,

@@ -99,7 +99,7 @@ def test_on_a_cpu_only_what_applies_is_judged():
             changed(attention=Probe(worked=False, message="No available kernel")),
             "attention",
             "No available kernel",
-            "16384 x 16384 scores are 129 GB",
+            "vLLM's own image",
         ),
         (
             changed(ipc=Probe(worked=False, message="bad handle")),
