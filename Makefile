@@ -40,6 +40,7 @@ $(READY): pyproject.toml $(LOCK) | same-target
 	  echo "If it is torch's CPU build (+cpu) that was not found: it lies in PyTorch's own package index. Set"; \
 	  echo "PIP_EXTRA_INDEX_URL to the address that PyTorch's page 'Start Locally' gives for CPU, and repeat."; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m actors.preflight.imports $(TARGET)
 	@echo $(TARGET) > $(VENV)/.target
 	@touch $@
 

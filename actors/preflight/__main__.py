@@ -36,6 +36,7 @@ def of_run(options: PreflightOptions, config: RunConfig) -> PreflightOptions:
         run_dir=str(run_path(config)),
         model=config.model if Path(config.model).is_absolute() else options.model,
         level=config.sandbox.level,
+        gpu_memory_share=config.engine.gpu_memory_share,
         checkpoints=config.checkpoint.keep + 1,
     )
 

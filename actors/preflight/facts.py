@@ -9,8 +9,8 @@ from typing import Annotated
 import tyro
 
 from actors.cluster.gpu_environment import Accelerator
-from rstar_ray.config import CheckpointConfig, SandboxConfig
-from rstar_ray.config.checks import at_least, check_bounds, require
+from rstar_ray.config import CheckpointConfig, EngineConfig, SandboxConfig
+from rstar_ray.config.checks import at_least, check_bounds, require, within
 from rstar_ray.config.machines import Isolation
 
 UNLIMITED = -1
@@ -49,6 +49,8 @@ class PreflightOptions:
     """on the disk at once: --checkpoint.keep, and the one being written"""
     gpus: Annotated[int, at_least(0)] = 0
     """every node must show as many; 0: as many as it has"""
+    gpu_memory_share: Annotated[float, within("(0, 0.95]")] = EngineConfig().gpu_memory_share
+    """--engine.gpu-memory-share of the run: vLLM does not start where less of a GPU is free"""
     probes: bool = True
     """try a pair of processes and a sandbox; without, only read"""
     run_config: str = ""
@@ -71,6 +73,16 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """One GPU, as torch sees it."""
+
+    name: str
+    capability: tuple[int, int]  # of CUDA; of ROCm the digits of gfx
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
     """A folder as one node sees it."""
 
@@ -89,15 +101,22 @@ class NodeFacts:
     accelerator: Accelerator
     gpus: int = 0  # device files
     visible_gpus: int = 0  # as torch counts them
+    gpu_facts: tuple[GpuFacts, ...] = ()  # of the visible ones
+    gpu_problem: str = ""  # why torch cannot use a GPU here
     driver: str = ""  # version of the kernel's module; empty: none
     rocm: str = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])  # of packages that must agree
     torch_build: str = "cpu"  # "cpu", "cuda 13.0", "hip 7.2"
+    target: str = ""  # of `make setup`; empty: another environment
+    import_problem: str = ""  # of the environment, as actors/preflight/imports.py finds it
+    compiler: str = ""  # for C, which Triton calls; empty: none
+    python_headers: bool = True
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     shm_bytes: int = 0  # of /dev/shm
     memory_bytes: int = 0
     descriptors: int = 0  # open at once
     locked_memory: int = 0  # bytes that may be pinned
+    ipc_lock: bool = False  # the capability CAP_IPC_LOCK, which lifts that limit
     clock_offset_s: float = 0.0  # to the asker's, halved round trip taken off
     sandbox: Probe | None = None  # None: not tried
     all_reduce: Probe | None = None

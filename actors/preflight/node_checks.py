@@ -7,6 +7,12 @@ from actors.preflight.facts import UNLIMITED, Finding, NodeFacts, PreflightOptio
 
 LEAST_ROCM = (7, 2, 2)
 """Graph capture with RCCL works from here on."""
+LEAST_DRIVER = {13: (580,), 12: (525, 60)}
+"""NVIDIA's, by the major version of CUDA that torch is built for (CUDA compatibility, minor version compatibility)."""
+LEAST_CAPABILITY = (8, 0)
+"""Ampere: bfloat16 and flash attention."""
+FREE_SHARE = 0.9
+"""Of a GPU's memory: with less, another process uses it."""
 DESCRIPTORS = 65_536
 SHM_SHARE = 0.3
 """Of the memory: Ray's object store and the weights that engines of a node share lie in /dev/shm."""
@@ -28,12 +34,21 @@ def driver(facts: NodeFacts, options: PreflightOptions) -> Finding:
         if options.gpus:
             hint = "start the container with its GPUs: deploy/docker/rocm.Dockerfile has the line"
             return _found("driver", facts, Verdict.WRONG, f"no device file of a GPU, {options.gpus} wanted", hint)
+        if facts.target in ("cuda", "rocm"):  # right for a head node; elsewhere a container without its GPUs
+            message = f"no GPU here: no device file, and this environment is for {facts.target}"
+            return _found("driver", facts, Verdict.WARNING, message, "run on a machine with GPUs; docker: --gpus all")
         return _not_here("driver", facts, "no GPU")
     module = "amdgpu" if facts.accelerator == "rocm" else "nvidia"
     if not facts.driver:
         return _found(
             "driver", facts, Verdict.WRONG, f"{module} is not loaded", f"install the driver, modprobe {module}"
         )
+    built = _numbers(facts.torch_build.partition(" ")[2])
+    least = LEAST_DRIVER.get(built[0], ()) if facts.accelerator == "cuda" and built else ()
+    if _numbers(facts.driver) < least:
+        wanted = ".".join(map(str, least))
+        hint = f"install NVIDIA's driver {wanted} or newer on the host: torch is built for {facts.torch_build}"
+        return _found("driver", facts, Verdict.WRONG, f"nvidia {facts.driver}, {wanted} or newer wanted", hint)
     return _found("driver", facts, Verdict.OK, f"{module} {facts.driver}")
 
 
@@ -45,11 +60,50 @@ def runtime(facts: NodeFacts, options: PreflightOptions) -> Finding:
         return _found("runtime", facts, Verdict.OK, f"torch for {facts.torch_build}")
     if not facts.rocm:
         hint = "use the image of deploy/docker/rocm.Dockerfile"
-        return _found("runtime", facts, Verdict.WRONG, "no /opt/rocm/.info/version", hint)
+        return _found("runtime", facts, Verdict.WARNING, "no /opt/rocm/.info/version", hint)
     if _numbers(facts.rocm) < LEAST_ROCM:
         wanted = ".".join(map(str, LEAST_ROCM))
         return _found("runtime", facts, Verdict.WRONG, f"ROCm {facts.rocm}", f"ROCm {wanted} or newer: graphs need it")
     return _found("runtime", facts, Verdict.OK, f"ROCm {facts.rocm}")
+
+
+def gpus(facts: NodeFacts, options: PreflightOptions) -> Finding:
+    """Whether torch can use every GPU: compute capability, and memory that is free."""
+    if facts.accelerator == "cpu":
+        return _not_here("GPUs", facts, "no GPU")
+    if facts.gpu_problem:
+        return _found("GPUs", facts, Verdict.WRONG, f"torch: {facts.gpu_problem}", "see driver, packages and masks")
+    for number, gpu in enumerate(facts.gpu_facts):
+        if facts.accelerator == "cuda" and gpu.capability < LEAST_CAPABILITY:
+            has, wanted = ".".join(map(str, gpu.capability)), ".".join(map(str, LEAST_CAPABILITY))
+            message = f"GPU {number} ({gpu.name}) has compute capability {has}, {wanted} or higher wanted"
+            return _found("GPUs", facts, Verdict.WRONG, message, "use an A100, L40S, H100 or newer")
+    used = [
+        (share, number, gpu)
+        for number, gpu in enumerate(facts.gpu_facts)
+        if (share := gpu.free_bytes / gpu.memory_bytes) < FREE_SHARE
+    ]
+    if used:
+        share, number, gpu = min(used, key=lambda one: one[0])
+        verdict = Verdict.WRONG if share < options.gpu_memory_share else Verdict.WARNING
+        wanted = options.gpu_memory_share * gpu.memory_bytes / GB
+        message = f"GPU {number} has {gpu.free_bytes / GB:.1f} GB free of {gpu.memory_bytes / GB:.1f}"
+        message += f"; an engine needs {wanted:.1f} (--engine.gpu-memory-share {options.gpu_memory_share:g})"
+        return _found("GPUs", facts, verdict, message, "end the process that holds the rest (nvidia-smi, rocm-smi)")
+    kinds = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpu_facts))
+    return _found("GPUs", facts, Verdict.OK, kinds or "not looked at")
+
+
+def compiler(facts: NodeFacts, options: PreflightOptions) -> Finding:
+    """Triton compiles a part of every kernel's start with the system's C compiler."""
+    if facts.accelerator == "cpu":
+        return _not_here("compiler", facts, "nothing is compiled without a GPU")
+    lacking = [] if facts.compiler else ["gcc"]
+    lacking += [] if facts.python_headers else ["Python.h"]
+    if lacking:
+        hint = "apt-get install gcc python3-dev (of this Python's version)"
+        return _found("compiler", facts, Verdict.WARNING, f"no {' and no '.join(lacking)}: Triton needs it", hint)
+    return _found("compiler", facts, Verdict.OK, facts.compiler)
 
 
 def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
@@ -62,6 +116,9 @@ def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.accelerator != "cpu" and not facts.torch_build.startswith(built):
         hint = "make clean, then make setup TARGET=" + facts.accelerator + "; never install torch over vLLM's image"
         return _found("packages", facts, Verdict.WRONG, f"torch is built for {facts.torch_build}", hint)
+    if facts.import_problem:
+        hint = f"make clean, then make setup TARGET={facts.target or facts.accelerator}"
+        return _found("packages", facts, Verdict.WRONG, facts.import_problem, hint)
     told = ", ".join(f"{name} {facts.versions[name]}" for name in ("ray", "torch", "vllm", "deepspeed"))
     return _found("packages", facts, Verdict.OK, f"{told} ({facts.torch_build})")
 
@@ -80,7 +137,9 @@ def masks(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.visible_gpus < wanted:
         why = told or "no mask is set: the group of the device files?"
         hint = hint if there else "give the user the groups video and render (--group-add)"
-        return _found("masks", facts, Verdict.WRONG, f"{facts.visible_gpus} of {wanted} GPUs to be seen; {why}", hint)
+        # Without --gpus the number of device files is wanted, and one of them may be no GPU for computing.
+        verdict = Verdict.WRONG if options.gpus or not facts.visible_gpus else Verdict.WARNING
+        return _found("masks", facts, verdict, f"{facts.visible_gpus} of {wanted} GPUs to be seen; {why}", hint)
     return _found("masks", facts, Verdict.OK, f"{facts.visible_gpus} of {facts.gpus} GPUs to be seen")
 
 
@@ -112,7 +171,8 @@ def shared_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
     told = f"/dev/shm has {facts.shm_bytes / GB:.1f} GB"
     if facts.shm_bytes < wanted:
         hint = "--ipc host or --shm-size (Docker); emptyDir with medium Memory at /dev/shm (Kubernetes)"
-        return _found("shared memory", facts, Verdict.WRONG, f"{told}, {wanted / GB:.1f} wanted", hint)
+        verdict = Verdict.WRONG if facts.shm_bytes < LEAST_SHM_BYTES else Verdict.WARNING
+        return _found("shared memory", facts, verdict, f"{told}, {wanted / GB:.1f} wanted", hint)
     return _found("shared memory", facts, Verdict.OK, told)
 
 
@@ -127,12 +187,14 @@ def descriptors(facts: NodeFacts, options: PreflightOptions) -> Finding:
 def locked_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.accelerator == "cpu":
         return _not_here("locked memory", facts, "nothing is pinned without a GPU")
+    if facts.ipc_lock:
+        return _found("locked memory", facts, Verdict.OK, "no limit (CAP_IPC_LOCK)")
     if facts.locked_memory != UNLIMITED:
         hint = (
             "ulimit -l unlimited; --ulimit memlock=-1 (Docker); IPC_LOCK (Kubernetes); PropagateResourceLimits (Slurm)"
         )
         message = f"{facts.locked_memory} bytes may be pinned; RDMA and pinned copies want no limit"
-        return _found("locked memory", facts, Verdict.WRONG, message, hint)
+        return _found("locked memory", facts, Verdict.WARNING, message, hint)
     return _found("locked memory", facts, Verdict.OK, "no limit")
 
 
@@ -161,7 +223,7 @@ def ipc(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if probe is not None and probe.worked and probe.leaked_bytes > 0:
         message = f"{probe.leaked_bytes / 2**20:.1f} MiB stay behind each round"
         hint = "HSA_ENABLE_IPC_MODE_LEGACY=1 before Ray starts" if facts.accelerator == "rocm" else "restart the driver"
-        return _found("IPC", facts, Verdict.WRONG, message, hint)
+        return _found("IPC", facts, _failed(facts), message, hint)
     hint = "every process must see every GPU (deploy/rocm.env); --ipc host (Docker)"
     return _tried("IPC", facts, probe, hint)
 
@@ -192,9 +254,15 @@ def disk(facts: NodeFacts, options: PreflightOptions) -> Finding:
 def _tried(check: str, facts: NodeFacts, probe: Probe | None, hint: str) -> Finding:
     if probe is None:
         return _not_here(check, facts, "not tried")
-    return _found(
-        check, facts, Verdict.OK if probe.worked else Verdict.WRONG, probe.message, "" if probe.worked else hint
-    )
+    if probe.worked:
+        return _found(check, facts, Verdict.OK, probe.message)
+    return _found(check, facts, _failed(facts), probe.message, hint)
+
+
+def _failed(facts: NodeFacts) -> Verdict:
+    """Of a probe. On a GPU it is a warning until the probe has passed on one: the probe itself may be wrong, and a job
+    that starts with `preflight && run` would never start. The run's own start-up checks refuse what cannot work."""
+    return Verdict.WRONG if facts.accelerator == "cpu" else Verdict.WARNING
 
 
 def _differs(facts: NodeFacts, wanted: dict[str, str], variable: str) -> bool:
@@ -222,7 +290,9 @@ def _not_here(check: str, facts: NodeFacts, message: str) -> Finding:
 CHECKS: tuple[Check, ...] = (
     driver,
     runtime,
+    gpus,
     packages,
+    compiler,
     masks,
     environment,
     shared_memory,

@@ -115,11 +115,13 @@ def _ipc(rank: int, hands: Any) -> float:
     import torch.distributed as dist
     from torch.multiprocessing.reductions import reduce_tensor
 
+    from actors.weights.ipc import CudaExporter
+
     free = 0
     for number in range(ROUNDS + 1):
         if number == 1:  # the first round's contexts stay
             free = torch.cuda.mem_get_info()[0]
-        mine = torch.full((SHARED_BYTES // 4,), number, dtype=torch.int32, device="cuda") if rank == 0 else None
+        mine = CudaExporter().room(SHARED_BYTES).view(torch.int32).fill_(number) if rank == 0 else None
         handle = [reduce_tensor(mine) if mine is not None else None]
         dist.broadcast_object_list(handle, src=0, group=hands)
         if rank == 1 and handle[0] is not None:

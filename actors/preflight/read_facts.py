@@ -8,13 +8,16 @@ import platform
 import re
 import resource
 import shutil
+import subprocess
+import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
 from actors.cluster.gpu_environment import Accelerator, accelerator, gpu_environment
-from actors.preflight.facts import Folder, NodeFacts, PreflightOptions, Probe
+from actors.preflight.facts import Folder, GpuFacts, NodeFacts, PreflightOptions, Probe
 from actors.preflight.pair import probe_pair
 from actors.preflight.required_paths import Needed
 from rstar_ray.config import SandboxConfig
@@ -22,6 +25,8 @@ from rstar_ray.config.machines import Isolation
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.own_code_digest import own_code
 
+IMPORT_DEADLINE_S = 180.0
+CAP_IPC_LOCK = 14
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
 OUR_NAMES = re.compile(
@@ -32,22 +37,30 @@ OUR_NAMES = re.compile(
 def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
     """Seconds without probes, half a minute with them."""
     kind = accelerator()
-    build, visible = _torch()
+    build, visible, gpus, gpu_problem = _torch()
+    target = _first_line(Path(sys.prefix) / ".target")
     all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if options.probes else (None, None)
     return NodeFacts(
         node=node,
         accelerator=kind,
         gpus=count_gpus(kind),
         visible_gpus=visible,
+        gpu_facts=gpus,
+        gpu_problem=gpu_problem,
         driver=read_driver(kind),
         rocm=_first_line(Path("/opt/rocm/.info/version")),
         versions=_versions(),
         torch_build=build,
+        target=target,
+        import_problem=import_problem(target or kind) if options.probes else "",
+        compiler=shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang") or "",
+        python_headers=(Path(sysconfig.get_paths()["include"]) / "Python.h").is_file(),
         environment=_environment(kind),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         memory_bytes=psutil.virtual_memory().total,
         descriptors=_limit(resource.RLIMIT_NOFILE),
         locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        ipc_lock=has_ipc_lock(Path("/proc/self/status")),
         sandbox=_try_sandbox(options.level) if options.probes else None,
         all_reduce=all_reduce,
         ipc=ipc,
@@ -156,16 +169,49 @@ def source_digest() -> str:
     return digest.hexdigest()[:8]
 
 
-def _torch() -> tuple[str, int]:
+def _torch() -> tuple[str, int, tuple[GpuFacts, ...], str]:
+    """What torch is built for, the GPUs that it counts, what it says of them, and why it cannot use one."""
     try:
         import torch
-    except ImportError:
-        return "nothing", 0
-    if torch.version.hip is not None:
-        return f"hip {torch.version.hip}", torch.cuda.device_count()
-    if torch.version.cuda is not None:
-        return f"cuda {torch.version.cuda}", torch.cuda.device_count()
-    return "cpu", 0
+
+        from actors.preflight.imports import torch_build
+    except (ImportError, OSError):  # a library of the driver or of ROCm may be missing
+        return "nothing", 0, (), ""
+    build, count = torch_build(), torch.cuda.device_count()
+    try:
+        gpus = tuple(_gpu(index) for index in range(count))
+    except (RuntimeError, AssertionError) as failed:  # an old driver, a GPU that has failed
+        return build, count, (), " ".join(str(failed).split())[:160]
+    return build, count, gpus, ""
+
+
+def _gpu(index: int) -> GpuFacts:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    return GpuFacts(
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        memory_bytes=properties.total_memory,
+        free_bytes=torch.cuda.mem_get_info(index)[0],
+    )
+
+
+def import_problem(target: str) -> str:
+    """What actors/preflight/imports.py says, in a process without this one's modules."""
+    command = [sys.executable, "-m", "actors.preflight.imports", target]
+    try:
+        tried = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        return f"imports take more than {IMPORT_DEADLINE_S:g} s"
+    said = tried.stderr.strip().splitlines()[-1:] or [f"a process that imports vLLM ended with {tried.returncode}"]
+    return "" if tried.returncode == 0 else said[0].removeprefix("error: ").partition(". Hint: ")[0]
+
+
+def has_ipc_lock(status: Path) -> bool:
+    """Whether a process with this /proc/PID/status may pin memory beyond its limit (capabilities(7))."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE) if status.exists() else None
+    return match is not None and bool(int(match[1], 16) >> CAP_IPC_LOCK & 1)
 
 
 def _environment(kind: Accelerator) -> dict[str, str]:

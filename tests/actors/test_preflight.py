@@ -12,7 +12,7 @@ from actors.cluster.gpu_environment import gpu_environment
 from actors.preflight import read_facts as read
 from actors.preflight.__main__ import main, parse
 from actors.preflight.cluster_checks import check_cluster
-from actors.preflight.facts import Finding, Folder, NodeFacts, PreflightOptions, Probe, Verdict
+from actors.preflight.facts import Finding, Folder, GpuFacts, NodeFacts, PreflightOptions, Probe, Verdict
 from actors.preflight.node_checks import check_node
 from actors.preflight.nodes import (
     _readers,
@@ -24,6 +24,8 @@ from actors.preflight.nodes import (
     wrong_with,
 )
 from actors.preflight.read_facts import (
+    has_ipc_lock,
+    import_problem,
     look_at_model,
     look_at_needed,
     look_at_run_dir,
@@ -44,6 +46,8 @@ MI300X = NodeFacts(
     rocm="7.2.3-81",
     versions=VERSIONS,
     torch_build="hip 7.2.53211",
+    gpu_facts=(GpuFacts(name="MI300X", capability=(9, 4), memory_bytes=192 * 10**9, free_bytes=190 * 10**9),) * 8,
+    compiler="/usr/bin/gcc",
     environment=gpu_environment("rocm"),
     shm_bytes=800 * 10**9,
     memory_bytes=1_500 * 10**9,
@@ -53,6 +57,16 @@ MI300X = NodeFacts(
     all_reduce=GOOD,
     ipc=GOOD,
     attention=GOOD,
+)
+H100 = replace(
+    MI300X,
+    accelerator="cuda",
+    driver="580.65.06",
+    rocm="",
+    torch_build="cuda 13.0",
+    target="cuda",
+    gpu_facts=(GpuFacts(name="H100", capability=(9, 0), memory_bytes=80 * 10**9, free_bytes=79 * 10**9),) * 8,
+    environment=gpu_environment("cuda"),
 )
 LAPTOP = NodeFacts(
     node="laptop",
@@ -74,46 +88,118 @@ def changed(**fields: Any) -> NodeFacts:
 
 
 def test_on_a_cpu_only_what_applies_is_judged():
-    found = check_node(LAPTOP, PreflightOptions())
-    assert worst(found) == {}
-    apart = {finding.check for finding in found if finding.verdict is Verdict.NOT_HERE}
+    findings = check_node(LAPTOP, PreflightOptions())
+    assert worst(findings) == {}
+    apart = {finding.check for finding in findings if finding.verdict is Verdict.NOT_HERE}
     assert {"driver", "runtime", "masks", "environment", "locked memory"} <= apart
+
+
+def h100(**fields: Any) -> NodeFacts:
+    return replace(H100, **fields)
+
+
+def one_gpu(**fields: Any) -> tuple[GpuFacts, ...]:
+    """The H100s of a node, the last of which differs."""
+    return (*H100.gpu_facts[:-1], replace(H100.gpu_facts[0], **fields))
+
+
+def found(facts: NodeFacts, check: str) -> Finding:
+    """The one thing that is wrong with a node of eight GPUs."""
+    wrong = worst(check_node(facts, PreflightOptions(gpus=8)))
+    assert list(wrong) == [check]
+    return wrong[check]
+
+
+def test_nothing_is_wrong_with_a_node_as_it_should_be():
+    assert worst(check_node(MI300X, PreflightOptions(gpus=8))) == {}
+    assert worst(check_node(H100, PreflightOptions(gpus=8))) == {}
 
 
 @pytest.mark.parametrize(
     ("facts", "check", "message", "hint"),
     [
         (changed(driver=""), "driver", "amdgpu is not loaded", "modprobe amdgpu"),
+        (h100(driver="550.54.15"), "driver", "nvidia 550.54.15, 580 or newer wanted", "580 or newer on the host"),
         (changed(rocm="7.2.1-70"), "runtime", "ROCm 7.2.1-70", "ROCm 7.2.2 or newer"),
-        (changed(rocm=""), "runtime", "no /opt/rocm", "rocm.Dockerfile"),
+        (h100(gpu_problem="driver too old", gpu_facts=()), "GPUs", "driver too old", "see driver"),
+        (h100(gpu_facts=one_gpu(name="V100", capability=(7, 0))), "GPUs", "(V100) has compute capability 7.0, 8.0", ""),
+        (
+            h100(gpu_facts=one_gpu(free_bytes=40 * 10**9)),
+            "GPUs",
+            "GPU 7 has 40.0 GB free of 80.0; an engine needs 48",
+            "",
+        ),
         (changed(versions={**VERSIONS, "vllm": ""}), "packages", "vllm not installed", "make setup TARGET=rocm"),
         (changed(torch_build="cuda 13.0"), "packages", "built for cuda 13.0", "never install torch over vLLM's image"),
         (changed(torch_build="cpu"), "packages", "built for cpu", "TARGET=rocm"),
+        (h100(import_problem="import fails: no nms"), "packages", "import fails: no nms", "make setup TARGET=cuda"),
         (changed(visible_gpus=0), "masks", "0 of 8 GPUs to be seen; no mask is set", "--group-add"),
         (changed(shm_bytes=64 * 10**6), "shared memory", "has 0.1 GB, 450.0 wanted", "--ipc host"),
         (changed(descriptors=1_024), "descriptors", "1024 at once, 65536 wanted", "ulimit -n 65536"),
-        (changed(locked_memory=65_536), "locked memory", "65536 bytes may be pinned", "memlock=-1"),
         (changed(sandbox=Probe(worked=False, message="EPERM")), "sandbox", "EPERM", "seccomp=unconfined"),
-        (changed(all_reduce=Probe(worked=False, message="hung")), "all-reduce", "hung", "NCCL_DEBUG=INFO"),
-        (
-            changed(attention=Probe(worked=False, message="No available kernel")),
-            "attention",
-            "No available kernel",
-            "vLLM's own image",
-        ),
-        (
-            changed(ipc=Probe(worked=False, message="bad handle")),
-            "IPC",
-            "bad handle",
-            "every process must see every GPU",
-        ),
     ],
 )
-def test_what_is_wrong_with_a_node_is_named_with_its_mend(facts: NodeFacts, check: str, message: str, hint: str):
-    wrong = worst(check_node(facts, PreflightOptions(gpus=8)))
-    assert list(wrong) == [check]
-    assert wrong[check].verdict is Verdict.WRONG
-    assert message in wrong[check].message and hint in wrong[check].hint
+def test_what_is_wrong_with_a_node_is_named_with_its_fix(facts: NodeFacts, check: str, message: str, hint: str):
+    wrong = found(facts, check)
+    assert wrong.verdict is Verdict.WRONG
+    assert message in wrong.message and hint in wrong.hint
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "message"),
+    [
+        (changed(rocm=""), "runtime", "no /opt/rocm"),
+        (changed(locked_memory=65_536), "locked memory", "65536 bytes may be pinned"),
+        (changed(all_reduce=Probe(worked=False, message="hung")), "all-reduce", "hung"),
+        (changed(attention=Probe(worked=False, message="No available kernel")), "attention", "No available kernel"),
+        (changed(ipc=Probe(worked=False, message="bad handle")), "IPC", "bad handle"),
+        (changed(ipc=replace(GOOD, leaked_bytes=2**22)), "IPC", "4.0 MiB stay behind"),
+        (h100(gpu_facts=one_gpu(free_bytes=60 * 10**9)), "GPUs", "60.0 GB free"),
+        (h100(compiler=""), "compiler", "no gcc: Triton needs it"),
+        (h100(python_headers=False), "compiler", "no Python.h"),
+    ],
+)
+def test_what_has_never_passed_on_a_gpu_does_not_stop_a_job(facts: NodeFacts, check: str, message: str):
+    warned = found(facts, check)
+    assert warned.verdict is Verdict.WARNING and message in warned.message
+
+
+def test_on_a_cpu_a_failed_probe_is_wrong():
+    failed = replace(LAPTOP, all_reduce=Probe(worked=False, message="hung"))
+    assert worst(check_node(failed, PreflightOptions()))["all-reduce"].verdict is Verdict.WRONG
+
+
+def test_a_capability_lifts_the_limit_of_locked_memory(tmp_path: Path):
+    assert worst(check_node(changed(locked_memory=65_536, ipc_lock=True), PreflightOptions())) == {}
+    (tmp_path / "status").write_text("Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t0000000000004000\n")
+    assert has_ipc_lock(tmp_path / "status")
+    (tmp_path / "status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's default
+    assert not has_ipc_lock(tmp_path / "status")
+
+
+def test_an_environment_for_gpus_on_a_machine_without_one_is_one_line():
+    wrong = worst(check_node(replace(LAPTOP, target="cuda", torch_build="cuda 13.0"), PreflightOptions()))
+    assert list(wrong) == ["driver"]
+    assert (wrong["driver"].verdict, wrong["driver"].message.startswith("no GPU here")) == (Verdict.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("torch", "vllm", "message"),
+    [
+        ("cuda = hip = None", "LLM = 1", "torch is built for cpu, and this environment is for cuda"),
+        ("cuda, hip = '13.0', None", "raise RuntimeError('no nms')", "import fails: RuntimeError: no nms"),
+        ("cuda, hip = '13.0', None", "", "import fails: AttributeError: module 'vllm' has no attribute 'LLM'"),
+        ("cuda, hip = '13.0', None", "LLM = 1", ""),
+    ],
+)
+def test_an_environment_whose_torch_or_imports_are_wrong_is_noticed(
+    torch: str, vllm: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With packages of these contents in place of the real ones."""
+    for name, text in (("torch", f"class version:\n    {torch}\n"), ("vllm", vllm), ("deepspeed", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert import_problem("cuda") == message
 
 
 def test_the_environment_is_compared_with_the_file():
@@ -245,7 +331,7 @@ def test_a_count_that_would_make_every_check_good_is_refused(option: list[str]):
 
 
 def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0))  # whose import takes seconds
+    monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0, (), ""))  # whose import takes seconds
     facts = read_facts(PreflightOptions(probes=False, run_dir=str(tmp_path)), "here")
     assert facts.memory_bytes > 0 and facts.shm_bytes > 0 and facts.versions["ray"]
     assert facts.run_dir is not None and not facts.run_dir.problem

@@ -162,27 +162,57 @@ def test_a_ray_job_runs_a_recipe_on_one_of_these_clusters():
     assert job["clusterSelector"]["ray.io/cluster"] in names
     (recipe,) = re.findall(r"recipes/\w+\.py", job["entrypoint"])
     assert (REPOSITORY / recipe).exists()
-    assert "python -m actors.preflight &&" in job["entrypoint"]
+
+
+PREFLIGHT = f"""#!/bin/bash
+case "$*" in
+  "-m actors.preflight"*) exec {sys.executable} -c '
+import os, sys
+from actors.preflight import __main__ as preflight
+from actors.preflight.facts import Finding, Verdict
+verdict = Verdict[os.environ["VERDICT"]]
+preflight.look = lambda options: [Finding(check="IPC", node="n", verdict=verdict, message="", hint="")]
+sys.exit(preflight.main([]))' ;;
+  recipes/*) echo "$@" >> "$STARTED" ;;
+  *) exec {sys.executable} "$@" ;;
+esac
+"""
+"""A `python` whose preflight has one finding of $VERDICT, and which writes down the recipes that it is given."""
+ENDS = pytest.mark.parametrize(("verdict", "starts"), [("OK", True), ("WARNING", True), ("WRONG", False)])
+
+
+@ENDS
+def test_a_ray_job_starts_its_recipe_unless_preflight_finds_something_wrong(verdict: str, starts: bool, tmp_path: Path):
+    (tmp_path / "python").write_text(PREFLIGHT)
+    (tmp_path / "python").chmod(0o755)
+    entrypoint = resource("rayjob.yaml")["spec"]["entrypoint"].replace("/opt/rstar_ray", str(REPOSITORY))
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+    environment = {**paths, "VERDICT": verdict, "STARTED": str(tmp_path / "started")}
+    done = subprocess.run(["bash", "-c", entrypoint], env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0, (tmp_path / "started").exists()) == (starts, starts), done.stderr
 
 
 # -- Slurm ------------------------------------------------------------------------------------------------------------
 RECORD = '#!/bin/bash\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$RECORD"; printf "\\n" >> "$RECORD"\n'
 
 
-def run_slurm(tmp_path: Path, arguments: list[str], **environment: str) -> tuple[list[list[str]], str]:
+def run_slurm(
+    tmp_path: Path, arguments: list[str], stubs: dict[str, str] | None = None, **environment: str
+) -> tuple[list[list[str]], str]:
     """What the script starts, with Slurm's commands and `ray` replaced by ones that write down how they were called."""
     programs = tmp_path / "repository" / ".venv" / "bin"
     programs.mkdir(parents=True)
     for name in ("deploy", "actors", "rstar_ray"):
         (tmp_path / "repository" / name).symlink_to(DEPLOY.parent / name)
-    stubs = {
+    programs_by_name = {
         "python": f'#!/bin/bash\nexec {sys.executable} "$@"',
         "ray": RECORD + 'env > "$RECORD.env"',
         "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexport ROCR_VISIBLE_DEVICES=0\nexec "$@"',
         "scontrol": "#!/bin/bash\necho node-1; sleep 0.05; echo node-2",
         "getent": "#!/bin/bash\necho '10.1.0.1 STREAM node-1'; sleep 0.05; echo '10.1.0.2 STREAM node-1'",
+        **(stubs or {}),
     }
-    for name, text in stubs.items():
+    for name, text in programs_by_name.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     done = subprocess.run(
@@ -229,6 +259,25 @@ def test_the_slurm_script_sets_our_environment_and_takes_slurms_masks_away(tmp_p
     assert {"RAY_AUTH_MODE=token", "HSA_ENABLE_IPC_MODE_LEGACY=1"} <= set(seen)
     assert f"RAY_TMPDIR=/tmp/ray-{os.geteuid()}" in seen
     assert not [line for line in seen if re.match("(ROCR|HIP|CUDA)_VISIBLE_DEVICES=", line)]
+
+
+RAY_ON_THE_HEAD = """#!/bin/bash
+[ "$1" = symmetric-run ] || exit 0
+while [ "$1" != -- ]; do shift; done
+shift; exec "$@"
+"""
+
+
+@ENDS
+def test_the_slurm_script_starts_its_recipe_unless_preflight_finds_something_wrong(
+    verdict: str, starts: bool, tmp_path: Path
+):
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    started = tmp_path / "started"
+    stubs = {"python": PREFLIGHT, "ray": RAY_ON_THE_HEAD}
+    run_slurm(tmp_path, ["recipes/train.py", "--seed", "1"], stubs, VERDICT=verdict, STARTED=str(started))
+    assert (started.read_text() if started.exists() else "") == ("recipes/train.py --seed 1\n" if starts else "")
 
 
 # -- environments -----------------------------------------------------------------------------------------------------
