@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Awaitable, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from actors.generation.engine_folder import EngineFolder
+from actors.generation.start_log import StartLog
 from actors.generation.vllm_private import core_pids, expect_shutdown, is_refusal, starting_cores
 from actors.generation.vllm_start import ObserveFn, start_vllm
 from actors.weights.adapter_folder import AdapterSettings
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 ENGINE = "vLLM's engine process"
 NOTE_EVERY_S = 1.0
@@ -55,11 +58,12 @@ class VllmProcess:
 
         self._folder = self._folder or EngineFolder()
         noting = asyncio.create_task(_note_shared(self._folder, {core.pid for core in starting_cores()}))
+        output = StartLog()
         starting = asyncio.to_thread(start_vllm, self._config, self._model, self._adapter, observed)
         try:
             self._llm = await self._within(starting, self._config.engine.start_deadline_s, "start")
         except (RuntimeError, ValueError, OSError) as failed:
-            raise EngineError(f"the engine for {self._model} did not start: {failed}") from failed
+            raise EngineError(f"the engine for {self._model} did not start: {_cause(failed, output)}") from failed
         finally:
             noting.cancel()
         self.processes = _with_workers([psutil.Process(pid) for pid in core_pids(self._llm)])
@@ -191,3 +195,12 @@ def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=CLOSE_GRACE_S)
+
+
+def _cause(failed: Exception, output: StartLog) -> str:
+    """Of a start that failed: what a process of vLLM's wrote, where its own error only points to that."""
+    wrote = output.wrote()
+    if wrote is None:
+        return str(failed)
+    log.error("what vLLM wrote before it failed (%s):\n%s", wrote.path, "\n".join(wrote.tail))
+    return f"{wrote.cause} (vLLM's output: {wrote.path})"

@@ -58,7 +58,8 @@ def eos_token_ids(model: Path) -> list[int]:
 def engine_environment(config: RunConfig) -> dict[str, str]:
     """Read by vLLM at its import here and in the processes it starts."""
     everywhere = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+    level = "ERROR" if _on_cpu() else "INFO"  # a start on a GPU is worth reading: memory, KV blocks, graphs
+    everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", level)
     return everywhere | (_cpu_environment(config.engine) if _on_cpu() else _gpu_environment(config))
 
 

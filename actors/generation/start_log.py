@@ -1,0 +1,62 @@
+"""Why vLLM did not start: what its processes wrote meanwhile.
+
+vLLM's engine process writes its traceback to its output, which it inherits from this process, and only reports that it
+failed ("See root cause above"). Ray keeps the output of an actor in files under `/tmp/ray/session_latest/logs`, so it
+can be read back.
+"""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+OUTPUTS = (1, 2)  # descriptors; vLLM logs to the first, Python writes tracebacks to the second
+READ_BYTES = 64 * 2**10
+TAIL_LINES = 30
+ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Exit)\b: .+")
+FOLLOWS = "initialization failed"
+"""In vLLM's own errors of a process whose child failed: the child wrote the cause before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """What was written since a `StartLog` began."""
+
+    cause: str  # the last error that is not the consequence of another; empty: none
+    tail: tuple[str, ...]  # lines
+    path: str  # of the file that has all of it
+
+
+class StartLog:
+    """Remembers where this process's output ends; nothing where the output is no file, such as a terminal."""
+
+    def __init__(self, outputs: tuple[int, ...] = OUTPUTS) -> None:
+        self._ends = {output: os.fstat(output).st_size for output in outputs if _is_file(output)}
+
+    def wrote(self) -> Wrote | None:
+        """By this process and its children since; None where the output is no file, or has no error."""
+        found = [wrote for output, end in self._ends.items() if (wrote := _read(output, end)) is not None]
+        with_cause = [wrote for wrote in found if wrote.cause]
+        return with_cause[0] if with_cause else None
+
+
+def _is_file(output: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(output).st_mode)
+    except OSError:  # closed
+        return False
+
+
+def _read(output: int, start: int) -> Wrote | None:
+    path = Path(f"/proc/self/fd/{output}")
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - READ_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        named = str(path.readlink())
+    except OSError:
+        return None
+    errors = [match[0] for line in lines if (match := ERROR.search(line)) and FOLLOWS not in line]
+    return Wrote(errors[-1].strip() if errors else "", tuple(line for line in lines if line)[-TAIL_LINES:], named)
