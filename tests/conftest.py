@@ -1,7 +1,9 @@
 """Set before anything imports Ray, vLLM or torch: a token of its own, quiet, one thread each."""
 
+import atexit
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,9 @@ os.environ.update(
 )
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # Ray's link to its latest session is per directory
-    os.environ["RAY_TMPDIR"] = f"{os.environ.get('TMPDIR') or '/tmp'}/ray-{os.geteuid()}-{worker}"
+    of_run = f"{worker}-{os.environ['PYTEST_XDIST_TESTRUNUID'][:6]}"  # a user may run the tests twice at a time
+    os.environ["RAY_TMPDIR"] = f"{os.environ.get('TMPDIR') or '/tmp'}/ray-{os.geteuid()}-{of_run}"
+    atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 private_directory()  # every Ray of this test run keeps its files there
 
 # How long one example takes says something of the machine's other work, and nothing of what is tested.

@@ -10,16 +10,16 @@ from typing import Any
 from actors.balancer_service import BalancerService
 from actors.cluster.devices import see_own_gpu_first
 from actors.cluster.ray_metrics import ray_meter
-from actors.generation.delivery import Delivery
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.journal_writer import JournalWriter
+from actors.generation.outbox import Ended, without_tokens
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.served_adapter import adapter_to_serve
 from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
 from actors.health.heartbeat import Heartbeat, heartbeat, this_process
-from actors.remote import Remote
+from actors.remote import Batch, Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.service import ServiceActor
 from actors.tool_client import Tools
@@ -121,10 +121,10 @@ class GenerationActor(ServiceActor):
         self._metrics.load(load, self._kv_capacity_tokens)
         return heartbeat(work=load.running, progress=load.steps, children=self._engine.process_ids)
 
-    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
-        """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""
-        delivery, parts = Delivery.of(await self._worker.take_finished(wait_s, acknowledged))
-        return delivery, *parts
+    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Batch[Ended] | list[Trajectory], ...]:
+        """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the first, and keeps refs of the others."""
+        message, parts = without_tokens(await self._worker.take_finished(wait_s, acknowledged))
+        return message, *parts
 
     async def pull(self, policy_version: int, refs: Sequence[Any]) -> LoadedWeights:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""

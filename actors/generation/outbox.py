@@ -1,9 +1,19 @@
-"""What a worker reports to the balancer next."""
+"""What a worker sends: turns to the balancer, finished rollouts to the driver."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from actors.remote import Batch
 from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.trajectory import Trajectory, TrajectorySummary
 from scheduler.records import RolloutLoad, TurnReport
+
+NUM_PARTS = 16
+"""Objects that the trajectories of a batch are spread over: a learner rank fetches those with its own rows in them."""
+
+Ended = TrajectorySummary | DroppedRollout
 
 
 def rollout_load(state: RolloutState) -> RolloutLoad:
@@ -49,3 +59,24 @@ class Outbox:
 
     def hand_back(self, state: RolloutState) -> None:
         self.returned[state.request.rollout_id] = rollout_load(state), state
+
+
+def without_tokens(batch: Batch[Trajectory | DroppedRollout]) -> tuple[Batch[Ended], list[list[Trajectory]]]:
+    """The message to the driver, and the trajectories: the k-th of the message lies in part k % `NUM_PARTS`."""
+    ended = tuple(one.summary if isinstance(one, Trajectory) else one for one in batch.items)
+    trajectories = [one for one in batch.items if isinstance(one, Trajectory)]
+    return Batch(batch.number, ended), [trajectories[part::NUM_PARTS] for part in range(NUM_PARTS)]
+
+
+def with_refs(ended: Sequence[Ended], parts: Sequence[Any]) -> list[FinishedRollout | DroppedRollout]:
+    """The rollouts of a message as the driver holds them; `parts` are the refs of the trajectories' lists."""
+    rollouts: list[FinishedRollout | DroppedRollout] = []
+    index = 0  # among the trajectories
+    for one in ended:
+        if isinstance(one, DroppedRollout):
+            rollouts.append(one)
+            continue
+        position, part = divmod(index, NUM_PARTS)
+        rollouts.append(FinishedRollout(summary=one, ref=TrajectoryRef(parts[part], position)))
+        index += 1
+    return rollouts

@@ -17,8 +17,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from actors.balancer_service import BalancerService, Known
-from actors.generation.delivery import NUM_PARTS, Delivery
-from actors.generation.outbox import rollout_load
+from actors.generation.outbox import NUM_PARTS, Ended, rollout_load, with_refs
+from actors.remote import Batch
 from actors.service import Service
 from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
@@ -322,7 +322,7 @@ class RolloutClient:
             refs: Any = methods.take_finished(DELIVERY_WAIT_S, acknowledged)
             message, *parts = refs
             try:
-                delivery: Delivery = await within(
+                batch: Batch[Ended] = await within(
                     message,
                     DELIVERY_WAIT_S + self._deadline_s,
                     waiter="driver",
@@ -339,8 +339,8 @@ class RolloutClient:
                     continue
                 await self._on_replica_lost(name, lost)
                 return
-            acknowledged = delivery.number
-            for ended in delivery.rollouts(parts):
+            acknowledged = batch.number
+            for ended in with_refs(batch.items, parts):
                 if self._ends(ended.rollout_id) and (queue := self._queue_of.pop(ended.rollout_id, None)) is not None:
                     queue.put_nowait(ended)
 

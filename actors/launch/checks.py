@@ -16,13 +16,7 @@ from actors.launch.checkpoint_space import checkpoint_lines
 from actors.launch.datasets import heldout_problems, problem_sets, sft_plan, split, that_fit, training_problems
 from actors.launch.datasets import tell_too_long as show_too_long
 from actors.launch.run_paths import run_path
-from actors.launch.start_model import (
-    check_context,
-    check_heads,
-    checked_chat,
-    start_folder,
-    with_local_model,
-)
+from actors.launch.start_model import chat_of, check_context, check_heads, start_folder, with_local_model
 from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
@@ -124,7 +118,7 @@ class Start:
 
     @cached_property
     def chat(self) -> TokenizerChat:
-        return checked_chat(self.ahead[0], self.model, self.tools, weights=self.weights)
+        return chat_of(self.ahead[0], self.model, self.tools)
 
     @cached_property
     def fitting(self) -> dict[str, list[Problem]]:
@@ -249,6 +243,15 @@ def _adapters(start: Start) -> None:
             )
 
 
+def _weights(start: Start) -> None:
+    """Of a model that the user names; what a stage before has written fits."""
+    from actors.weights.model_parameters import refuse_misfit, refuse_unpacked
+
+    if start.weights and start.ahead and start.ahead[0].model:
+        refuse_misfit(start.model)
+        refuse_unpacked(start.model, start.ahead[0].learner.attention)
+
+
 def _prompts(start: Start) -> None:
     if start.ahead:
         show_too_long(start.ahead[0], start.sets, start.chat)
@@ -338,6 +341,7 @@ CHECKS = (
     Check("model", Phase.FILES, _model),
     Check("context", Phase.FILES, _context),
     Check("adapters", Phase.FILES, _adapters),
+    Check("weights", Phase.FILES, _weights),
     Check("prompts", Phase.FILES, _prompts),
     Check("data of the stage", Phase.FILES, _same_data),
     Check("disk", Phase.RUN_DIR, _disk),

@@ -23,7 +23,7 @@ from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, with_values
 from rstar_ray.config.options import as_toml, given, with_config_file
 from rstar_ray.config.recipe import Recipe
-from rstar_ray.config.scales import at_scale, check_gpu_here
+from rstar_ray.config.scales import at_scale
 from rstar_ray.context import RunContext
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, run_evaluation
@@ -49,8 +49,7 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     def act() -> None:
         words = sys.argv[1:] if argv is None else argv
         configs = parse(recipes, words)
-        if not RunDir(run_path(configs[0])).config_path.exists():
-            check_gpu_here(configs[0])
+        check(Start(asked=configs), Phase.MACHINE)
         configs = with_sft_before(configs, recipes[0], sft)
         run(configs, steps_given="--sft.steps" in given(with_config_file(words)))
 

@@ -24,12 +24,10 @@ def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 
-def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec], *, weights: bool = True) -> TokenizerChat:
-    """The chat of the model in `folder`; without `weights` these are not checked.
+def chat_of(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:
+    """The chat of the model in `folder`; of one that is not made yet, the tiny model's.
 
-    Raises `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
-
-    A folder that is not made yet is the tiny world's: its weights fit.
+    Raises `ConfigError` where its template does not fit.
     """
     if not (folder / "config.json").is_file():
         from rstar_ray.tiny.tokenizer import make_tokenizer
@@ -38,13 +36,7 @@ def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec], *, 
         return configured_chat(
             make_tokenizer(), config.chat, generation={}, instruct=instruct, tools=tools, syntax_of=VllmCalls
         )
-    chat = load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
-    if config.model and weights:
-        from actors.weights.model_parameters import refuse_misfit, refuse_unpacked
-
-        refuse_misfit(folder)
-        refuse_unpacked(folder, config.learner.attention)
-    return chat
+    return load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
 
 
 def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:

@@ -11,12 +11,13 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedErro
 from actors import remote
 from actors.balancer_service import Known
 from actors.generation import replicas, rollout_client
-from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
+from actors.generation.outbox import NUM_PARTS, Ended
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replica, Replicas
 from actors.health import watchdog
 from actors.health.heartbeat import Heartbeat
 from actors.health.watchdog import Watchdog
+from actors.remote import Batch
 from actors.service import Service, State
 from actors.weights.transfer import LoadedWeights, Publication
 from rstar_ray.agent.rollout import RolloutState
@@ -117,7 +118,7 @@ class Worker:
     def _take_finished(self, wait_s: float, acknowledged: int) -> list[Any]:
         return [self._until_killed(), *["a ref"] * NUM_PARTS]
 
-    async def _until_killed(self) -> Delivery:
+    async def _until_killed(self) -> Batch[Ended]:
         await self._killed.wait()
         if self.fault is not None:
             self._killed.clear()

@@ -11,7 +11,7 @@ import pytest
 
 from actors.balancer_service import BalancerService, Known
 from actors.generation import rollout_client
-from actors.generation.delivery import NUM_PARTS, Delivery
+from actors.generation.outbox import NUM_PARTS, Ended, with_refs, without_tokens
 from actors.generation.rollout_client import RolloutClient
 from actors.remote import Batch
 from actors.service import Service
@@ -117,7 +117,7 @@ async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_coun
     again = asyncio.ensure_future(anext(client.run(wanted)))
     await balancer.next_submission()
     assert balancer.submitted == [[name], [f"{name}~1"]]
-    worker.deliveries.put_nowait(Delivery(ended=(summary(name), summary(f"{name}~1"))))
+    worker.deliveries.put_nowait(Batch(0, (summary(name), summary(f"{name}~1"))))
     assert await again == FinishedRollout(summary=summary(name), ref=TrajectoryRef("part 1", 0))
     await client.close()
 
@@ -152,9 +152,9 @@ async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
 def test_a_rank_that_needs_one_trajectory_fetches_little_more_than_that():
     for count in (1, 5, NUM_PARTS, 3 * NUM_PARTS + 1):
         trajectories = [TRAJECTORY] * count
-        delivery, parts = Delivery.of(Batch(count, tuple(trajectories)))
+        message, parts = without_tokens(Batch(count, tuple(trajectories)))
         assert len(parts) == NUM_PARTS and max(map(len, parts)) == -(-count // NUM_PARTS)
-        refs = [rollout.ref for rollout in delivery.rollouts(parts) if isinstance(rollout, FinishedRollout)]
+        refs = [rollout.ref for rollout in with_refs(message.items, parts) if isinstance(rollout, FinishedRollout)]
         assert [ref.batch[ref.index] for ref in refs] == trajectories
 
 
@@ -162,7 +162,7 @@ class DeliveringWorker:
     """Answers the driver's questions with what the test puts in."""
 
     def __init__(self) -> None:
-        self.deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.deliveries: asyncio.Queue[Batch[Ended]] = asyncio.Queue()
         self.take_finished = self
 
     def options(self, **asked: Any) -> "DeliveringWorker":
@@ -180,7 +180,7 @@ async def played(ends: list[TrajectorySummary], rewards: list[str]) -> int:
     client.follow(Service(worker, "generation/0"))
     named = [replace(one, reward=reward) for one, reward in zip(adding_problems(len(ends)), rewards, strict=True)]
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(named)]
-    worker.deliveries.put_nowait(Delivery(ended=tuple(replace(end, rollout_id=f"r{i}") for i, end in enumerate(ends))))
+    worker.deliveries.put_nowait(Batch(0, tuple(replace(end, rollout_id=f"r{i}") for i, end in enumerate(ends))))
     count = 0
     try:
         async for _ in client.run(requests):
@@ -214,8 +214,8 @@ async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
     first = asyncio.ensure_future(anext(ends))
     await balancer.next_submission()
     lost = DroppedRollout(rollout_id="r0", group_id="g", reason="sandbox")
-    worker.deliveries.put_nowait(Delivery(ended=(summary("r1"), summary("r2"))))
-    worker.deliveries.put_nowait(Delivery(ended=(summary("r1"), lost)))
+    worker.deliveries.put_nowait(Batch(0, (summary("r1"), summary("r2"))))
+    worker.deliveries.put_nowait(Batch(0, (summary("r1"), lost)))
     found = [await first, *[end async for end in ends]]
     assert found == [
         FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("part 0", 0)),
@@ -312,7 +312,7 @@ async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_
     others = await grants(balancer, "generation/1")
     worker = DeliveringWorker()
     client.follow(Service(worker, "generation/0"))
-    worker.deliveries.put_nowait(Delivery(ended=(DroppedRollout(rollout_id=held[0], group_id="g", reason="any"),)))
+    worker.deliveries.put_nowait(Batch(0, (DroppedRollout(rollout_id=held[0], group_id="g", reason="any"),)))
     await first
     await client.go_on_without("generation/0")
     again = (await balancer.now.next_orders("generation/1", len(others), 5)).items
@@ -395,7 +395,7 @@ async def test_runs_that_are_open_at_once_get_their_own_ends_and_all_of_them_a_f
     coming = {name: asyncio.ensure_future(anext(run)) for name, run in runs.items()}
     while len(balancer.submitted) < 3:
         await balancer.next_submission()
-    worker.deliveries.put_nowait(Delivery(ended=(summary("b"),)))
+    worker.deliveries.put_nowait(Batch(0, (summary("b"),)))
     assert (await coming["b"]).rollout_id == "b"
     client._balancer_died(RuntimeError("it is gone"))
     for name in "ac":

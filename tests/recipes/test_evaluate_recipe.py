@@ -15,6 +15,7 @@ from actors.health.watchdog import Watchdog
 from actors.launch import checks, evaluation
 from actors.launch.checks import Start
 from actors.launch.evaluation import launch_evaluation
+from actors.weights import model_parameters
 from recipes.evaluate import EVALUATE
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError, RStarError
@@ -35,8 +36,10 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def none(*_: object, **__: object) -> None: ...
 
-    for name in ("check_context", "check_heads", "checked_chat", "show_too_long"):
+    for name in ("check_context", "check_heads", "chat_of", "show_too_long"):
         monkeypatch.setattr(checks, name, none)
+    for name in ("refuse_misfit", "refuse_unpacked"):
+        monkeypatch.setattr(model_parameters, name, none)
     monkeypatch.setattr(evaluation, "load_chat", none)
     model, exam = tmp_path / "model", tmp_path / "exam.jsonl"
     model.mkdir()
