@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from rstar_ray import trajectory as records
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
-from rstar_ray.algorithm.loss import clipped_surrogate
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.resample import resample_on_correct
+from rstar_ray.algorithm.surrogate import clipped_surrogate
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import AlgorithmConfig, ChatConfig, SandboxConfig
 from rstar_ray.reward.find import find_answer

@@ -125,6 +125,17 @@ def _empty_steps(config: RunConfig, record: StepRecord, progress: StageProgress)
     return RStarError(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))
 
 
+def _low_ess(config: RunConfig, metrics: StepMetrics, low_steps: int) -> RStarError | None:
+    """The batches are too far off policy: a few tokens carry the whole update."""
+    if low_steps < config.algorithm.max_low_ess_steps:
+        return None
+    return RStarError(
+        f"{config.stage} step {metrics.step}: the effective sample size of the tokens was below --algorithm.min-ess "
+        f"{config.algorithm.min_ess} in {low_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: lower "
+        "--staleness or --optimizer.learning-rate, or give --algorithm.min-ess 0"
+    )
+
+
 def _stop_requested(config: RunConfig, context: RunContext, step: int, *, last: bool) -> RStarError | None:
     if last or not context.stop_requested():
         return None
@@ -159,7 +170,7 @@ async def run_rl(
         with metrics_log, stage_active(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
-            ended_s = time.monotonic()
+            ended_s, low_ess_steps = time.monotonic(), 0
             async for record, reached in train_steps(draws, context, config, progress):
                 inter_step_s = time.monotonic() - ended_s - record.metrics["step_s"]
                 ended_s, progress = time.monotonic(), reached
@@ -179,8 +190,11 @@ async def run_rl(
                 last = progress.step == config.steps or progress.ended != ""
                 if progress.ended:
                     log.info(f"{config.stage} ends after step {progress.step}: {progress.ended}")
+                ess = record.metrics.values.get("ess_tokens", 1.0)  # missing where nothing was trained on
+                low_ess_steps = low_ess_steps + 1 if ess < config.algorithm.min_ess else 0
                 stop = (
                     _bad_updates(config, record.update, progress.step)
+                    or _low_ess(config, record.metrics, low_ess_steps)
                     or _empty_steps(config, record, progress)
                     or _stop_requested(config, context, progress.step, last=last)
                 )

@@ -46,7 +46,7 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
         raise RStarError(
             f"step {step}: {len(dropped)} of {len(draw.requests)} rollouts were dropped: {dropped[0].reason}"
         )
-    drawn_s = time.monotonic()
+    drawn_s, learner_version = time.monotonic(), policy_version
 
     own_folder = config.own_folder
     kept = [
@@ -74,6 +74,7 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
             stage=config.stage,
             step=step,
             policy_version=policy_version,
+            learner_version=learner_version,
             kept_ids=[row.rollout_id for row in rows],
             left_out_ids=[row.rollout_id for row in left_out],
             seconds={

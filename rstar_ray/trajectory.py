@@ -214,8 +214,7 @@ class TrajectorySummary:
     stop_reason: StopReason
     answer: str = ""  # as the policy wrote it; empty without one
     outcomes: tuple[Outcome, ...] = ()
-    policy_version_min: int = 0
-    policy_version_max: int = 0
+    version_tokens: tuple[tuple[int, int], ...] = ()  # weights that sampled, oldest first, and how many tokens
     generate_s: float = 0.0
     tool_s: float = 0.0
     verify_s: float = 0.0
@@ -229,6 +228,16 @@ class TrajectorySummary:
     @property
     def truncated(self) -> bool:
         return self.stop_reason.truncated
+
+    @property
+    def policy_version_min(self) -> int:
+        """Oldest weights that sampled a token; 0 without one."""
+        return min((version for version, _ in self.version_tokens), default=0)
+
+    @property
+    def policy_version_max(self) -> int:
+        """Newest weights that sampled a token; 0 without one."""
+        return max((version for version, _ in self.version_tokens), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

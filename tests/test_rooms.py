@@ -27,6 +27,8 @@ FOREIGN = {
 TORCH_ALLOWED = {
     "rstar_ray/algorithm/batch.py",
     "rstar_ray/algorithm/loss.py",
+    "rstar_ray/algorithm/off_policy.py",
+    "rstar_ray/algorithm/surrogate.py",
     "rstar_ray/tiny/tiny_model.py",
 }
 

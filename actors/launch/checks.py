@@ -292,10 +292,16 @@ def _settings(start: Start) -> None:
     for line in asked_otherwise(start.model, start.ahead[0]) if start.ahead else ():
         log.info(line)
     trained = [config for config in start.ahead if config.stage in STAGES[1:]]
-    chosen = {config.correction for config in trained if config.algorithm.correction == "auto"}
-    for mode in sorted(chosen - {"none"}):
-        dtype = start.ahead[0].learner.dtype
-        log.info(f"importance correction: {mode} (--algorithm.correction auto with --learner.dtype {dtype})")
+    chosen = {config.correction: config for config in trained if config.algorithm.correction == "auto"}
+    for mode, config in sorted(chosen.items()):
+        if mode != "none":
+            cause = f"--learner.dtype {config.learner.dtype}, --staleness {config.staleness}"
+            log.info(f"off-policy correction: {mode} (--algorithm.correction auto with {cause})")
+    if any(config.staleness and config.correction == "sequence" for config in trained):
+        log.info(
+            "warning: --algorithm.correction sequence: with --staleness the product over a long row is near 0 or above "
+            "the cap. Hint: leave it out"
+        )
 
 
 def _stage_ends(start: Start) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
-from rstar_ray.algorithm.loss import LossStats, SampledTokens, likelihood_loss, policy_loss
+from rstar_ray.algorithm.loss import LossStats, likelihood_loss, policy_loss
 from rstar_ray.algorithm.rules import rule
+from rstar_ray.algorithm.surrogate import SampledTokens
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.config import RunConfig
 

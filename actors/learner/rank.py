@@ -5,6 +5,7 @@ Every public method but the constructor and `close` is a collective: all ranks c
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, as_one
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
 from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
+from rstar_ray.algorithm.off_policy import effective_sample_size, weight_moments
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -150,9 +152,19 @@ class LearnerRank:
             self._seen += zip(update, loss.seen, strict=True)
             drift = max(drift, loss.drift)
         result = as_one(results)
-        if not checked:
-            return result
-        return replace(result, metrics={**result.metrics, "old_logprobs_drift": self._all_max(drift)})
+        metrics = {**result.metrics, **self._effective_sample_sizes(list(chain.from_iterable(prepared)))}
+        if checked:
+            metrics["old_logprobs_drift"] = self._all_max(drift)
+        return replace(result, metrics=metrics)
+
+    def _effective_sample_sizes(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """Of the newest `train_rl`'s micro batches, over all ranks."""
+        moments = torch.zeros(6, dtype=torch.float64, device=self.device)
+        for batch, (_, (_, log_w_N)) in zip(batches, self._seen, strict=True):
+            moments += weight_moments(log_w_N, batch.rows_N)
+        dist.all_reduce(moments)
+        of_tokens, of_rows = moments.tolist()[:3], moments.tolist()[3:]
+        return {"ess_tokens": effective_sample_size(*of_tokens), "ess_rows": effective_sample_size(*of_rows)}
 
     def seen_tokens(self) -> dict[str, SeenTokens]:
         """Of the rows of the newest `train_rl`, by name; for records, so it is brought from the device when asked."""

@@ -6,6 +6,7 @@ continue after each turn.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -331,7 +332,7 @@ def transcript(state: RolloutState, stop_reason: StopReason, chat: ChatFormat) -
 def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:
     request, turns = state.request, state.turns
     outcomes = tuple(result.outcome for turn in turns for result in turn.tool_results)
-    versions = [version for version in state.policy_versions if version >= 0]
+    versions = Counter(version for version in state.policy_versions if version >= 0)
     return Trajectory(
         summary=TrajectorySummary(
             rollout_id=request.rollout_id,
@@ -351,8 +352,7 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             num_sampled_tokens=sum(turn.num_tokens for turn in turns),
             stop_reason=stop_reason,
             outcomes=outcomes,
-            policy_version_min=min(versions, default=0),
-            policy_version_max=max(versions, default=0),
+            version_tokens=tuple(sorted(versions.items())),
             generate_s=sum(turn.generate_s for turn in turns),
             tool_s=sum(turn.tool_s for turn in turns),
             verify_s=verify_s,

@@ -40,7 +40,19 @@ def standardised(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDAr
     return group_advantages(rewards_G, deviation=algorithm.advantage_std)
 
 
-ADVANTAGES = {"group": standardised}
+def leave_one_out(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDArray[np.float64]:
+    """RLOO (arXiv:2402.14740 Eq. 8): A_i = r_i less the mean reward of the other G - 1; zeros for one trajectory.
+
+    >>> leave_one_out([1.0, 0.0, 0.5], AlgorithmConfig()).tolist()
+    [0.75, -0.75, 0.0]
+    """
+    rewards = _as_array(rewards_G)
+    if len(rewards) < 2:
+        return np.zeros_like(rewards)
+    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
+ADVANTAGES = {"group": standardised, "rloo": leave_one_out}
 """The built-in rules of `--algorithm.advantage`."""
 
 

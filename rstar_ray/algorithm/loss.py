@@ -6,16 +6,15 @@ R rows (trajectories); H hidden size; V vocabulary. `rows_N` names the row of ea
 A loss is always `sum(weights_N * per_token_N)`; the weights are those of the whole update (`normalisation`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rstar_ray.algorithm.off_policy import corrected, k3_kl
+from rstar_ray.algorithm.surrogate import LossRule, SampledTokens, Surrogate, clipped, ratios
 from rstar_ray.config import AlgorithmConfig
-
-MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage of 0 is NaN; a ratio of 5e8 says enough
 
 # ---------------------------------------------------------------- log-probs without the [N, V] matrix
 
@@ -137,88 +136,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return hidden_grads_NH, weight_grad_VH, None, None, None
 
 
-# ---------------------------------------------------------------- the policy's loss
-
-
-@dataclass(frozen=True, slots=True)
-class Surrogate:
-    """The clipped objective token by token; to be maximised."""
-
-    objective_N: Tensor
-    ratio_N: Tensor
-    clipped_N: Tensor  # bool: the clip changed the value, so no gradient flows
-
-
-def clipped_surrogate(
-    logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> Surrogate:
-    """PPO's objective with separate clips, min(ratio A, clip(ratio, 1 - low, 1 + high) A), per token.
-
-    arXiv:2508.20722 Eq. 6 (clip-higher from DAPO, arXiv:2503.14476). `dual_clip` bounds the objective
-    from below at `dual_clip * A` where A < 0 (arXiv:1912.09729 Eq. 5; above 1, or 0 for none).
-    """
-    ratio_N = (logprobs_N - old_logprobs_N).clamp(max=MOST_LOG_RATIO).exp()
-    plain_N = ratio_N * advantages_N
-    clipped_N = ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
-    objective_N = torch.minimum(plain_N, clipped_N)
-    if dual_clip:
-        objective_N = torch.where(advantages_N < 0, torch.maximum(objective_N, dual_clip * advantages_N), objective_N)
-    return Surrogate(objective_N, ratio_N, (objective_N != plain_N).detach())
-
-
-def k3_kl(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(policy || reference) per sampled token: never negative, unbiased."""
-    log_ratio_N = (ref_logprobs_N - logprobs_N).clamp(max=MOST_LOG_RATIO)
-    return log_ratio_N.exp() - log_ratio_N - 1
-
-
-# ---------------------------------------------------------------- engine against learner
-
-
-def rollout_correction(
-    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, rows_N: Tensor, algorithm: AlgorithmConfig
-) -> Tensor:
-    """Weight [N] of each token for having been sampled by the engine, not by the learner; no gradient.
-
-    `token`: min(w, cap) with w = exp(old_logprobs - rollout_logprobs) (truncated importance sampling).
-    `sequence`: the same with the row's product of w, on each of its tokens.
-    `icepop`: w where low <= w <= high, else 0.
-    """
-    assert algorithm.correction != "auto", "`RunConfig.loss` has it resolved"
-    log_w_N = (old_logprobs_N - rollout_logprobs_N).detach()
-    if algorithm.correction == "none" or len(log_w_N) == 0:
-        return torch.ones_like(log_w_N)
-    if algorithm.correction == "sequence":
-        sums_R = torch.zeros(int(rows_N.max()) + 1, dtype=log_w_N.dtype, device=log_w_N.device)
-        log_w_N = sums_R.index_add_(0, rows_N, log_w_N)[rows_N]
-    w_N = log_w_N.exp()
-    if algorithm.correction == "icepop":
-        inside_N = (w_N >= algorithm.correction_low) & (w_N <= algorithm.correction_high)
-        return torch.where(inside_N, w_N, torch.zeros_like(w_N))
-    return w_N.clamp(max=algorithm.correction_cap)
-
-
 # ---------------------------------------------------------------- the whole loss of a micro batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTokens:
-    """What the policy's loss is taken over; all but `rows_N` float."""
-
-    logprobs_N: Tensor  # of the policy now: the gradient flows through these and the entropies
-    entropy_N: Tensor
-    old_logprobs_N: Tensor  # of the policy before the step's first update
-    rollout_logprobs_N: Tensor  # of the engine, at sampling
-    advantages_N: Tensor
-    weights_N: Tensor  # what each token's loss counts in the whole update
-    rows_N: Tensor  # int64
-    ref_logprobs_N: Tensor | None = None  # of the reference; needed for a KL term
 
 
 LossStats = dict[str, Tensor]
@@ -226,26 +144,6 @@ LossStats = dict[str, Tensor]
 
 Metrics whose reduction there is `mean` are sums over the tokens, to be divided by the tokens of the whole update.
 """
-
-
-LossRule = Callable[[SampledTokens, AlgorithmConfig], "Surrogate | Tensor"]
-"""A clipped objective, or the loss of each token [N] to minimise."""
-
-
-def clipped(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
-    """`clipped_surrogate` as a run sets it."""
-    return clipped_surrogate(
-        tokens.logprobs_N,
-        tokens.old_logprobs_N,
-        tokens.advantages_N,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-    )
-
-
-LOSSES = {"clipped": clipped}
-"""The built-in rules of `--algorithm.loss`."""
 
 
 def policy_loss(
@@ -257,9 +155,9 @@ def policy_loss(
     """
     if algorithm.kl_coefficient and tokens.ref_logprobs_N is None:
         raise ValueError(f"kl_coefficient is {algorithm.kl_coefficient}, but there are no ref_logprobs")
-    made = rule(tokens, algorithm)
-    surrogate = made if isinstance(made, Surrogate) else _unclipped(made, tokens)
-    correction_N = rollout_correction(tokens.old_logprobs_N, tokens.rollout_logprobs_N, tokens.rows_N, algorithm)
+    read, correction_N = corrected(tokens, algorithm)
+    made = rule(read, algorithm)
+    surrogate = made if isinstance(made, Surrogate) else _unclipped(made, read)
     per_token_N = -correction_N * surrogate.objective_N
     if algorithm.entropy_coefficient:
         per_token_N = per_token_N - algorithm.entropy_coefficient * tokens.entropy_N
@@ -270,9 +168,13 @@ def policy_loss(
     loss = (tokens.weights_N * per_token_N).sum()
     with torch.no_grad():
         gap_N = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).abs()
+        positive_N = tokens.advantages_N > 0
         stats = {
             "entropy": tokens.entropy_N.double().sum(),
             "clip_frac": surrogate.clipped_N.double().sum(),
+            "clip_frac_positive": (surrogate.clipped_N & positive_N).double().sum(),
+            "clip_frac_negative": (surrogate.clipped_N & ~positive_N).double().sum(),
+            "kl_sampler": k3_kl(tokens.rollout_logprobs_N, tokens.old_logprobs_N).double().sum(),
             "ratio_mean": surrogate.ratio_N.double().sum(),
             "logprob_diff_mean": gap_N.double().sum(),
             "correction_mean": correction_N.double().sum(),
@@ -288,8 +190,7 @@ def _unclipped(loss_N: Tensor, tokens: SampledTokens) -> Surrogate:
     """The loss of a rule that clips nothing that is counted."""
     if loss_N.shape != tokens.logprobs_N.shape:
         raise ValueError(f"the loss has shape {list(loss_N.shape)}, not {list(tokens.logprobs_N.shape)}")
-    ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).clamp(max=MOST_LOG_RATIO).exp()
-    return Surrogate(-loss_N, ratio_N, torch.zeros_like(loss_N, dtype=torch.bool))
+    return Surrogate(-loss_N, ratios(tokens), torch.zeros_like(loss_N, dtype=torch.bool))
 
 
 def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
@@ -310,6 +211,8 @@ def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
     gradient_N = tokens.logprobs_N.grad
     if not torch.isfinite(loss) or gradient_N is None or not torch.isfinite(gradient_N).all():
         raise ValueError(f"the loss or its gradient is not finite: {loss.item()}")
+    if not gradient_N.any():
+        raise ValueError("its gradient is 0 for every token: it must depend on `logprobs_N`")
 
 
 def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:

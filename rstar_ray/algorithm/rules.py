@@ -3,7 +3,7 @@
 A rule of the user has the signature of the built-in ones:
 `resample(candidates, algorithm, rng)` gives the indices of the trajectories to train on;
 `advantage(rewards, algorithm)` gives one number for each trajectory of a group;
-`loss(tokens, algorithm)` gives the loss of each token, a tensor [N] to minimise (`rstar_ray.algorithm.loss`).
+`loss(tokens, algorithm)` gives the loss of each token, a tensor [N] to minimise (`rstar_ray.algorithm.surrogate`).
 """
 
 import importlib
@@ -40,7 +40,7 @@ def rule(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> Callable[..
 
 def _built_in(kind: Kind) -> Mapping[str, Callable[..., Any]]:
     if kind == "loss":
-        from rstar_ray.algorithm.loss import LOSSES  # imports torch
+        from rstar_ray.algorithm.surrogate import LOSSES  # imports torch
 
         return LOSSES
     return RESAMPLING if kind == "resample" else ADVANTAGES

@@ -1,6 +1,6 @@
 """What is computed: GRPO-RoC, its optimizer, and the SFT before it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Annotated, Literal
 
@@ -16,7 +16,9 @@ TRUNCATED = where(
     "give --algorithm.correction token or sequence, or leave it out",
 )
 Normalisation = Literal["token", "group", "sequence", "constant"]
-Correction = Literal["auto", "none", "token", "sequence", "icepop"]
+Correction = Literal["auto", "none", "sampler", "token", "sequence", "icepop"]
+SAMPLER_DUAL_CLIP = 3.0
+"""Default of `dual_clip` where the old policy is the sampler (the value of arXiv:1912.09729)."""
 Deviation = Literal["population", "sample", "none"]
 FRESH_OPTIMIZER = where(
     "reset_optimizer", lambda config: config.fresh_optimizer, "give --reset-optimizer or --model", warn_only=True
@@ -38,10 +40,12 @@ class AlgorithmConfig:
     """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, at random, to
     compare with; none: plain GRPO; module:function: a rule of your own (docs/own.md)"""
     advantage: str = "group"
-    """group: the reward less the group's mean, divided by --algorithm.advantage-std (Eq. 7); module:function: a rule of
-    your own"""
+    """group: the reward less the group's mean, divided by --algorithm.advantage-std (Eq. 7); rloo: the reward less the
+    mean of the group's other rewards (arXiv:2402.14740); module:function: a rule of your own"""
     loss: str = "clipped"
-    """clipped: PPO's objective with separate clips (Eq. 6); module:function: a loss per token of your own"""
+    """clipped: PPO's objective with separate clips (Eq. 6); gspo: the same with one ratio per row (arXiv:2507.18071);
+    cispo: a capped ratio as weight (arXiv:2506.13585); dppo: no token whose probability moved further than
+    --algorithm.dppo-threshold (arXiv:2602.04879); module:function: a loss per token of your own"""
     least_failures: Annotated[int, only_with("algorithm.resample", "paper"), at_least(0)] = 0
     """with `--algorithm.resample paper`: smallest number of failures kept of a group that has them; 0 is the paper's
     floor(n_neg / 2), which keeps none of one failure, so that the group has no signal. Stages 2 and 3, and all stages
@@ -62,13 +66,16 @@ class AlgorithmConfig:
     advantage_std: Deviation = "population"
     """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
     standard deviation; none is Dr. GRPO's choice"""
-    clip_low: Annotated[float, within("[0, 1)")] = 0.2
+    clip_low: Annotated[float, not_with("algorithm.loss", "cispo", "dppo"), within("[0, 1)")] = 0.2
     """lower clip of the ratio, eps_low (Eq. 6)"""
-    clip_high: Annotated[float, at_least(0)] = 0.28
+    clip_high: Annotated[float, not_with("algorithm.loss", "dppo"), at_least(0)] = 0.28
     """upper clip of the ratio, eps_high (Eq. 6; clip-higher of DAPO, arXiv:2503.14476)"""
-    dual_clip: float = 0.0
+    dual_clip: Annotated[float, not_with("algorithm.loss", "cispo", "dppo")] = 0.0
     """where the advantage is negative, the objective is at least so many times it (arXiv:1912.09729; clip_ratio_c);
-    above 1, or 0 for no dual clip"""
+    above 1. 0: 3 where the old policy is the sampler, which leaves such a ratio no other bound, and none elsewhere"""
+    dppo_threshold: Annotated[float, only_with("algorithm.loss", "dppo"), within("(0, 1]")] = 0.2
+    """largest difference of a token's probability to the old policy's, in the direction of its advantage, at which the
+    token counts (dppo)"""
     normalisation: Normalisation = "token"
     """what the loss is divided by (loss_agg_mode). token: the update's sampled tokens (DAPO, arXiv:2503.14476), so that
     long groups weigh more; group: each kept group's sampled tokens, then the groups (Eq. 6 as it is written); sequence:
@@ -81,16 +88,22 @@ class AlgorithmConfig:
     reference_model: Annotated[str, not_with("algorithm.kl_coefficient", 0.0)] = ""
     """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
     correction: Correction = "auto"
-    """importance weight for sampling with the engine's probabilities and training on the learner's: their kernels
-    differ, so their bfloat16 log-probs differ even for the same weights. token: truncated importance sampling (TIS) per
-    token; sequence: TIS with the product over the row; icepop: the token's weight inside a band, 0 outside
-    (arXiv:2510.18855); none: no weight; auto: token where --learner.dtype is bfloat16, none in float32"""
+    """how the loss allows for tokens that another policy sampled: the engine's kernels differ from the learner's, and
+    with --staleness its weights are older. sampler: the sampler is the old policy of the loss (Eq. 6 as it is written);
+    token: truncated importance sampling (TIS) per token; sequence: TIS with the product over the row; icepop: the
+    token's weight inside a band, 0 outside (arXiv:2510.18855); none: no correction. auto: sampler with --staleness or
+    --algorithm.loss dppo; otherwise token where --learner.dtype is bfloat16, none in float32"""
     correction_cap: Annotated[float, TRUNCATED, within("(0, inf)")] = 2.0
     """largest weight under token and sequence (TIS, tis_imp_ratio_cap)"""
     correction_low: Annotated[float, only_with("algorithm.correction", "icepop"), at_least(0)] = 0.5
     """lower end of IcePop's band"""
     correction_high: Annotated[float, only_with("algorithm.correction", "icepop"), within("(0, inf)")] = 5.0
     """upper end of IcePop's band"""
+    min_ess: Annotated[MayChange[float], within("[0, 1)")] = 0.3
+    """effective sample size of a step's tokens (ess_tokens in metrics.jsonl) below which the step counts for
+    --algorithm.max-low-ess-steps; 0 never stops the run"""
+    max_low_ess_steps: Annotated[MayChange[int], at_least(1)] = 3
+    """steps in a row below --algorithm.min-ess after which the run takes a checkpoint and stops"""
 
     def __post_init__(self) -> None:
         check_bounds("algorithm", self)
@@ -111,7 +124,14 @@ class AlgorithmConfig:
             dual == 0 or 1 < dual < inf,
             "--algorithm.dual-clip",
             f"{dual} would clip what the other clips leave alone",
-            "give one above 1, or 0 for no dual clip",
+            "give one above 1, or 0 for the default",
+        )
+        require(
+            self.loss != "dppo" or self.correction in ("auto", "none", "sampler"),
+            "--algorithm.correction",
+            f"{self.correction} would be a second correction beside --algorithm.loss dppo, which compares with the "
+            "sampler",
+            "leave out one of the two",
         )
         require(
             not self.kl_coefficient or bool(self.reference_model),
@@ -126,6 +146,15 @@ class AlgorithmConfig:
             f"{low} is above the upper end of the band, {high}",
             "lower it or raise --algorithm.correction-high",
         )
+
+    def resolved(self, *, staleness: int, dtype: str) -> "AlgorithmConfig":
+        """As the loss reads it: `correction` is not `auto`, and a `dual_clip` of 0 is no dual clip."""
+        correction = self.correction
+        if correction == "auto":
+            other = "token" if dtype == "bfloat16" else "none"
+            correction = "sampler" if staleness or self.loss == "dppo" else other
+        dual_clip = self.dual_clip or (SAMPLER_DUAL_CLIP if correction == "sampler" else 0.0)
+        return replace(self, correction=correction, dual_clip=dual_clip)
 
     @property
     def num_rollouts(self) -> int:

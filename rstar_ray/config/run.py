@@ -1,6 +1,6 @@
 """One stage of a run: every setting there is, with its only default."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -131,14 +131,12 @@ class RunConfig:
     @property
     def correction(self) -> Correction:
         """`--algorithm.correction` with `auto` resolved."""
-        if self.algorithm.correction == "auto":
-            return "token" if self.learner.dtype == "bfloat16" or self.staleness else "none"
-        return self.algorithm.correction
+        return self.loss.correction
 
     @property
     def loss(self) -> AlgorithmConfig:
-        """The algorithm as the loss reads it: with `correction` resolved."""
-        return replace(self.algorithm, correction=self.correction)
+        """The algorithm as the loss reads it."""
+        return self.algorithm.resolved(staleness=self.staleness, dtype=self.learner.dtype)
 
     @property
     def fresh_optimizer(self) -> bool:

@@ -55,7 +55,12 @@ _held: set[Path] = set()
 """By this process: a lock on a file keeps out whoever opens it again, in the same process too."""
 
 ADDED = {"staleness": 0}
-ADDED_TO_BRANCH = {"algorithm": {"advantage": "group", "loss": "clipped"}, "engine": {"recompute_kv": False}}
+ADDED_TO_BRANCH = {
+    "algorithm": {
+        "advantage": "group", "loss": "clipped", "dppo_threshold": 0.2, "min_ess": 0.3, "max_low_ess_steps": 3,
+    },
+    "engine": {"recompute_kv": False},
+}  # fmt: skip
 """Settings that earlier versions did not have, with the values of what they did."""
 
 

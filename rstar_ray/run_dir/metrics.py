@@ -4,6 +4,7 @@ Names, units and meanings are those of `rstar_ray/telemetry/registry.py`.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -70,6 +71,7 @@ def step_metrics(
     stage: str,
     step: int,
     policy_version: int,
+    learner_version: int,
     kept_ids: Collection[str],
     left_out_ids: Collection[str] = (),
     seconds: Mapping[str, float],
@@ -78,6 +80,7 @@ def step_metrics(
 ) -> StepMetrics:
     """The metrics of an RL step with all its rollouts in `summaries`.
 
+    `learner_version` is that of the weights that the update starts from, `policy_version` that after the step.
     `kept_ids` are the rollout ids handed to the learner, `left_out_ids` those of them that it did not train on.
     `seconds` has the wall times that the driver measured: `rollout_s`, `learn_s`, `publish_s`, `step_s`.
     Raises `ValueError` when a kept id is not among the summaries.
@@ -86,6 +89,7 @@ def step_metrics(
     groups_kept = len({summary.group_id for summary in summaries if summary.rollout_id in kept})
     if unknown := kept - {summary.rollout_id for summary in summaries}:
         raise ValueError(f"kept_ids: {sorted(unknown)[:3]} are not among the step's {len(summaries)} rollouts")
+    trained = [summary for summary in summaries if summary.rollout_id in kept - set(left_out_ids)]
     tokens_generated = sum(summary.num_sampled_tokens for summary in summaries)
     sampled = [summary for summary in summaries if summary.num_sampled_tokens]
     correct = [summary for summary in summaries if is_correct(summary)]
@@ -112,7 +116,7 @@ def step_metrics(
         "turns_mean": _mean([summary.num_turns for summary in summaries]),
         "calls_mean": _mean([summary.num_calls for summary in summaries]),
         "rollouts": len(summaries),
-        "trained_trajectories": len(kept - set(left_out_ids)),
+        "trained_trajectories": len(trained),
         "tokens_generated": tokens_generated,
         "tokens_per_s": tokens_generated / sampling_s if sampling_s > 0 else 0.0,
         "restarts": sum(summary.restarts for summary in summaries),
@@ -120,11 +124,28 @@ def step_metrics(
         "policy_version": policy_version,
         "policy_version_min": min((summary.policy_version_min for summary in sampled), default=policy_version),
         "policy_version_max": max((summary.policy_version_max for summary in sampled), default=policy_version),
+        **token_ages(trained, learner_version),
         **seconds,
         "other_s": max(0.0, seconds["step_s"] - sum(seconds[phase] for phase in PHASES)),
         **({} if update is None else update.metrics),
     }
     return StepMetrics(stage=stage, step=step, values=values, details={"longest": longest_rollout(summaries)})
+
+
+def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> dict[str, float]:
+    """How many updates the weights that sampled the tokens of these rollouts lie behind the learner's: mean, largest,
+    and the share of each age. Empty without a token."""
+    tokens: Counter[int] = Counter()
+    for summary in summaries:
+        for version, count in summary.version_tokens:
+            tokens[learner_version - version] += count
+    if not (total := tokens.total()):
+        return {}
+    return {
+        "token_age_mean": sum(age * count for age, count in tokens.items()) / total,
+        "token_age_max": max(tokens),
+        **{f"token_age_frac/{age}": count / total for age, count in sorted(tokens.items())},
+    }
 
 
 def longest_rollout(summaries: Sequence[TrajectorySummary]) -> dict[str, Any] | None:

@@ -221,6 +221,7 @@ def _step(rng: random.Random, stage: str, step: int, solved: float, errors: floa
         stage=stage,
         step=step,
         policy_version=step,
+        learner_version=step,
         kept_ids=[rollout.rollout_id for rollout in rollouts[::2]],
         seconds={"rollout_s": wall_s, "learn_s": 2.2, "publish_s": 0.15, "step_s": wall_s + 2.6},
         update=UPDATE,

@@ -9,17 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rstar_ray.algorithm.loss import (
-    SampledTokens,
-    clipped_surrogate,
-    k3_kl,
-    likelihood_loss,
-    policy_loss,
-    rollout_correction,
-    token_logprobs,
-)
+from rstar_ray.algorithm.loss import likelihood_loss, policy_loss, token_logprobs
 from rstar_ray.algorithm.normalisation import token_weights
+from rstar_ray.algorithm.off_policy import corrected, effective_sample_size, k3_kl, weight_moments
+from rstar_ray.algorithm.surrogate import LOSSES, SampledTokens, clipped_surrogate
 from rstar_ray.config import AlgorithmConfig, RunConfig, with_values
+from rstar_ray.errors import ConfigError
 from rstar_ray.telemetry.registry import Reduction, combined, step_metric
 from tests import derived
 
@@ -92,14 +87,21 @@ def reference_loss(
 ) -> float:
     """arXiv:2508.20722 Eq. 6 and its variants, one token at a time, in Python floats."""
     rows: dict[int, list[float]] = {}
+    old = rollout if settings.correction == "sampler" else old
     for i, row in enumerate(ROWS):
         ratio = math.exp(logprobs[i] - old[i])
+        if settings.loss == "gspo":
+            own = [j for j, other in enumerate(ROWS) if other == row]
+            ratio = math.exp(sum(logprobs[j] - old[j] for j in own) / len(own))
         clipped = min(max(ratio, 1 - settings.clip_low), 1 + settings.clip_high)
         objective = min(ratio * advantages[i], clipped * advantages[i])
         if settings.dual_clip and advantages[i] < 0:
             objective = max(objective, settings.dual_clip * advantages[i])
+        if settings.loss == "dppo":
+            moved = (math.exp(logprobs[i]) - math.exp(old[i])) * math.copysign(1, advantages[i])
+            objective = 0.0 if moved > settings.dppo_threshold else ratio * advantages[i]
         weight = 1.0
-        if settings.correction != "none":
+        if settings.correction not in ("none", "sampler"):
             weight = math.exp(old[i] - rollout[i])
             if settings.correction == "sequence":
                 weight = math.exp(sum(old[j] - rollout[j] for j, other in enumerate(ROWS) if other == row))
@@ -152,6 +154,10 @@ VARIANTS = [
     derived.loss(correction="token", correction_cap=1.3),
     derived.loss(correction="sequence", correction_cap=1.5, normalisation="sequence"),
     derived.loss(correction="icepop", correction_low=0.7, correction_high=1.4),
+    derived.loss(correction="sampler", dual_clip=1.5),
+    derived.loss(loss="gspo", normalisation="sequence", clip_low=0.1, clip_high=0.1),
+    derived.loss(loss="gspo", correction="sampler"),
+    derived.loss(loss="dppo", correction="sampler", dppo_threshold=0.01),
 ]
 
 
@@ -173,7 +179,7 @@ def drawn(seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_policy_loss_is_the_reference_written_out_token_by_token(settings: AlgorithmConfig, seed: int):
     tensors = drawn(100 * seed)
-    got, _ = policy_loss(sampled_tokens(tensors, settings), settings)
+    got, _ = policy_loss(sampled_tokens(tensors, settings), settings, LOSSES[settings.loss])
     want = reference_loss(**{name: tensor.tolist() for name, tensor in tensors.items()}, settings=settings)
     assert float(got) == pytest.approx(want, abs=1e-12)
 
@@ -182,7 +188,8 @@ def test_the_policy_loss_is_the_reference_written_out_token_by_token(settings: A
 def test_the_gradient_is_the_finite_difference_of_the_reference(settings: AlgorithmConfig):
     tensors = drawn(7)
     logprobs = tensors["logprobs"].clone().requires_grad_()
-    policy_loss(sampled_tokens({**tensors, "logprobs": logprobs}, settings), settings)[0].backward()
+    tokens = sampled_tokens({**tensors, "logprobs": logprobs}, settings)
+    policy_loss(tokens, settings, LOSSES[settings.loss])[0].backward()
     plain = {name: tensor.tolist() for name, tensor in tensors.items()}
     step = 1e-6
     for i in range(len(ROWS)):
@@ -212,18 +219,49 @@ def test_k3_is_never_negative_zero_only_where_the_policies_agree_and_unbiased():
     torch.testing.assert_close((policy.exp() * k3_kl(policy, reference)).sum(), true)
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence", "icepop"])
-def test_where_engine_and_learner_agree_the_correction_is_one(mode: str):
-    logprobs = draw(1, len(ROWS))
-    weights = rollout_correction(logprobs, logprobs, torch.tensor(ROWS), derived.loss(correction=mode))
-    assert (weights == 1).all()
+@pytest.mark.parametrize("correction", ["token", "sequence", "icepop"])
+def test_where_engine_and_learner_agree_the_weight_is_one_and_it_never_carries_a_gradient(correction: str):
+    tensors, settings = drawn(5), derived.loss(correction=correction)
+    agreed = sampled_tokens({**tensors, "rollout": tensors["old"]}, settings)
+    assert (corrected(agreed, settings)[1] == 1).all()
+    differing = sampled_tokens({**tensors, "old": tensors["old"].requires_grad_()}, settings)
+    assert not corrected(differing, settings)[1].requires_grad
 
 
-def test_the_correction_carries_no_gradient():
-    old = draw(1, len(ROWS)).requires_grad_()
-    rollout, rows = draw(2, len(ROWS)), torch.tensor(ROWS)
-    weights = rollout_correction(old, rollout, rows, derived.loss(correction="token"))
-    assert not weights.requires_grad
+@pytest.mark.parametrize("correction", ["sampler", "token", "icepop"])
+def test_with_one_update_a_correction_weighs_the_policy_gradient_by_the_ratio_to_the_sampler(correction: str):
+    """Where no bound is reached, the gradient is w A grad log p, whatever the correction."""
+    tensors = drawn(5)
+    logprobs = tensors["logprobs"].clone().requires_grad_()
+    sampler = logprobs.detach() + 0.01 * draw(9, len(ROWS))
+    tensors |= {"logprobs": logprobs, "old": logprobs.detach(), "rollout": sampler}
+    settings = derived.loss(correction=correction)
+    policy_loss(sampled_tokens(tensors, settings), settings)[0].backward()
+    want = -(logprobs.detach() - sampler).exp() * tensors["advantages"] / len(ROWS)
+    torch.testing.assert_close(logprobs.grad, want, rtol=0, atol=1e-12)
+
+
+def test_cispo_keeps_the_gradient_of_a_token_beyond_its_cap():
+    """arXiv:2506.13585 Eq. 4: the gradient is min(ratio, 1 + clip_high) A grad log p."""
+    tensors = drawn(5)
+    logprobs = tensors["logprobs"].clone().requires_grad_()
+    settings = derived.loss(loss="cispo", clip_high=0.1)
+    policy_loss(sampled_tokens({**tensors, "logprobs": logprobs}, settings), settings, LOSSES["cispo"])[0].backward()
+    ratios = (logprobs.detach() - tensors["old"]).exp()
+    assert (ratios > 1.1).any()
+    torch.testing.assert_close(logprobs.grad, -ratios.clamp(max=1.1) * tensors["advantages"] / len(ROWS))
+
+
+def test_the_effective_sample_size_is_kishs_over_tokens_and_over_rows_of_all_micro_batches():
+    log_w, rows = 0.5 * draw(1, len(ROWS)), torch.tensor(ROWS)
+    first, second = (weight_moments(log_w[part], rows[part]) for part in (rows < 2, rows >= 2))
+    moments = (first + second).tolist()
+    weights = log_w.exp().tolist()
+    products = [math.prod(w for w, row in zip(weights, ROWS, strict=True) if row == one) for one in dict.fromkeys(ROWS)]
+    for found, samples in ((moments[:3], weights), (moments[3:], products)):
+        want = sum(samples) ** 2 / (len(samples) * sum(w * w for w in samples))
+        assert effective_sample_size(*found) == pytest.approx(want)
+    assert effective_sample_size(*weight_moments(log_w[:0], rows[:0]).tolist()[:3]) == 1
 
 
 def test_the_statistics_are_what_their_names_say():
@@ -238,6 +276,9 @@ def test_the_statistics_are_what_their_names_say():
     want = {
         "entropy": tokens.entropy_N.sum(),
         "clip_frac": clipped.double().sum(),
+        "clip_frac_positive": (clipped & (tokens.advantages_N > 0)).double().sum(),
+        "clip_frac_negative": (clipped & (tokens.advantages_N <= 0)).double().sum(),
+        "kl_sampler": k3_kl(tokens.rollout_logprobs_N, tokens.old_logprobs_N).sum(),
         "ratio_mean": ratio.sum(),
         "kl": (log_ratio.exp() - log_ratio - 1).sum(),
         "logprob_diff_mean": gap.sum(),
@@ -353,3 +394,13 @@ def test_a_bfloat16_learner_truncates_importance_weights_by_default_and_a_float3
     assert correction(learner__dtype="float32") == "none"
     assert correction(algorithm__correction="none") == "none"
     assert correction(learner__dtype="float32", algorithm__correction="icepop") == "icepop"
+    assert correction(staleness=1) == correction(learner__dtype="float32", staleness=2) == "sampler"
+    assert correction(staleness=1, algorithm__correction="token") == "token"
+    assert correction(algorithm__loss="dppo") == "sampler"
+
+
+def test_two_corrections_and_none_for_stale_tokens_are_refused():
+    with pytest.raises(ConfigError, match=r"--algorithm\.correction: token would be a second correction"):
+        AlgorithmConfig(loss="dppo", correction="token")
+    with pytest.raises(ConfigError, match=r"--algorithm\.correction: .* Hint: leave out"):
+        with_values(RunConfig(), {"staleness": 1, "algorithm.correction": "none"})

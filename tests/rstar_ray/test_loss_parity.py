@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from rstar_ray.algorithm.loss import SampledTokens, policy_loss, rollout_correction
+from rstar_ray.algorithm.loss import policy_loss
 from rstar_ray.algorithm.normalisation import token_weights
+from rstar_ray.algorithm.surrogate import LOSSES, SampledTokens
 from rstar_ray.config import AlgorithmConfig
 from tests import derived
 
@@ -37,11 +38,11 @@ def trl_loss(trainer: Any, settings: AlgorithmConfig, tensors: dict[str, Any]) -
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        importance_sampling_level="token",
-        loss_type=NAMES[settings.normalisation],
+        importance_sampling_level="sequence" if settings.loss == "gspo" else "token",
+        loss_type="cispo" if settings.loss == "cispo" else NAMES[settings.normalisation],
         beta=settings.kl_coefficient,
         epsilon_low=settings.clip_low,
-        epsilon_high=settings.clip_high,
+        epsilon_high=settings.clip_high + (settings.loss == "cispo"),  # of CISPO TRL's is the cap of the ratio itself
         args=SimpleNamespace(use_bias_correction_kl=False, delta=settings.dual_clip or None, steps_per_generation=1),
         use_vllm=settings.correction != "none",
         vllm_importance_sampling_correction=True,
@@ -81,7 +82,7 @@ def our_loss(settings: AlgorithmConfig, tensors: dict[str, Any]) -> Any:
         rows_N=rows,
         ref_logprobs_N=tensors["ref"][mask],
     )
-    return policy_loss(tokens, settings)[0]
+    return policy_loss(tokens, settings, LOSSES[settings.loss])[0]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,8 @@ def our_loss(settings: AlgorithmConfig, tensors: dict[str, Any]) -> Any:
         derived.loss(normalisation="sequence", kl_coefficient=0.1),
         derived.loss(normalisation="constant"),
         derived.loss(correction="token", correction_cap=1.2),
+        derived.loss(loss="gspo", normalisation="sequence"),
+        derived.loss(loss="cispo", clip_high=0.2),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -121,9 +124,3 @@ def test_loss_and_gradient_are_those_of_trl(trainer: Any, settings: AlgorithmCon
     ours.backward()
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), abs=1e-6)
     assert float((leaves[0].grad - leaves[1].grad).abs().max()) < 1e-6
-
-
-def test_the_correction_is_a_truncated_ratio_as_trls():
-    old, rollout = torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -0.5])
-    weights = rollout_correction(old, rollout, torch.tensor([0, 0]), derived.loss(correction="token"))
-    assert weights.tolist() == pytest.approx([2.0, 0.60653], abs=1e-5)

@@ -23,8 +23,20 @@ UPDATE = UpdateResult(applied=True, reason="", step=1, metrics=LEARNED)
 
 def metrics(step: int = 1, stage: str = "stage1", **kwargs) -> StepMetrics:
     summaries = kwargs.pop("summaries", [summary("a", 0), summary("a", 1, reward=0.0)])
-    arguments = {"kept_ids": ["a/0", "a/1"], "seconds": SECONDS, "update": UPDATE, "policy_version": step} | kwargs
+    arguments = {"kept_ids": ["a/0", "a/1"], "seconds": SECONDS, "update": UPDATE, "policy_version": step}
+    arguments |= {"learner_version": step} | kwargs
     return step_metrics(summaries, stage=stage, step=step, **arguments)
+
+
+def test_the_ages_of_trained_tokens_are_counted_by_the_versions_that_sampled_them():
+    summaries = [
+        replace(summary("a", 0), version_tokens=((4, 30), (5, 10))),
+        replace(summary("a", 1, reward=0.0), version_tokens=((5, 60),)),
+        replace(summary("b", 0), version_tokens=((1, 500),)),  # not trained on
+    ]
+    row = metrics(summaries=summaries, learner_version=5, policy_version=6)
+    assert (row["token_age_mean"], row["token_age_max"]) == (0.3, 1)
+    assert (row["token_age_frac/0"], row["token_age_frac/1"]) == (0.7, 0.3)
 
 
 def test_a_step_counts_rollouts_groups_and_tokens():

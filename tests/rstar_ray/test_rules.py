@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from actors.launch.changed_settings import changed_rules, rule_digests
+from rstar_ray.algorithm.loss import try_rule
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.algorithm.rules import advantages, check_rules, kept_indices, rule
+from rstar_ray.algorithm.surrogate import LOSSES
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.folder import RunDir
@@ -33,6 +35,9 @@ def not_finite(tokens, algorithm):
 
 def constant(tokens, algorithm):
     return 0.0 * tokens.rollout_logprobs_N
+
+def no_gradient(tokens, algorithm):
+    return 0.0 * tokens.logprobs_N
 
 def none_kept(candidates, algorithm, rng):
     return []
@@ -67,6 +72,17 @@ def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest)
     assert advantages([1.0, 0.0], algorithm, folder) == [0.5, -0.5]
 
 
+def test_rloo_is_the_reward_less_the_mean_of_the_others():
+    rewards = [1.0, 0.0, 0.25, 1.0]
+    want = [reward - (sum(rewards) - reward) / 3 for reward in rewards]
+    assert advantages(rewards, AlgorithmConfig(advantage="rloo"), "") == pytest.approx(want)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
+    try_rule(LOSSES[name], AlgorithmConfig(loss=name))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -75,6 +91,7 @@ def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest)
         ({"loss": "{mine}:scalar"}, "--algorithm.loss {mine}:scalar: it fails on made-up data"),
         ({"loss": "{mine}:not_finite"}, "--algorithm.loss {mine}:not_finite: it fails on made-up data"),
         ({"loss": "{mine}:constant"}, "--algorithm.loss {mine}:constant: it fails on made-up data"),
+        ({"loss": "{mine}:no_gradient"}, "--algorithm.loss {mine}:no_gradient: it fails on made-up data"),
         ({"resample": "{mine}:none_kept"}, "--algorithm.resample {mine}:none_kept: it fails on made-up data"),
         ({"resample": "{mine}:halves"}, "--algorithm.resample {mine}:halves: it fails on made-up data"),
         ({"advantage": "{mine}:exits"}, "--algorithm.advantage {mine}:exits: it fails on made-up data"),
@@ -109,7 +126,7 @@ def test_a_run_of_a_version_without_these_settings_resumes(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", config):
         pass
     written = json.loads((tmp_path / "config.json").read_text())
-    for name in ("advantage", "loss"):
+    for name in ("advantage", "loss", "dppo_threshold", "min_ess", "max_low_ess_steps"):
         del written["stage1"]["algorithm"][name]
     (tmp_path / "config.json").write_text(json.dumps(written))
     with RunDir.open(tmp_path, "stage1", config):

@@ -62,7 +62,14 @@ def ends_at(until: Until, *, warmup_steps: int) -> int:
     while not progress.ended and progress.step < 400:
         step = progress.step + 1
         metrics = step_metrics(
-            rollouts, stage="stage1", step=step, policy_version=step, kept_ids=["g0/0"], seconds=seconds, update=None
+            rollouts,
+            stage="stage1",
+            step=step,
+            policy_version=step,
+            learner_version=step,
+            kept_ids=["g0/0"],
+            seconds=seconds,
+            update=None,
         )
         progress = StageProgress.from_json(progress.as_json())
         progress = progress.after(metrics, DataPosition(), until, warmup_steps=warmup_steps)

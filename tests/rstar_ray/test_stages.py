@@ -366,6 +366,25 @@ async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them
     assert [row["policy_version"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 1, 1, 2, 3, 4]
 
 
+class FarOffPolicy(SkillLearner):
+    """A few tokens carry its updates from the third on."""
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        done = await super().train_rl(rows, lr)
+        return replace(done, metrics={**done.metrics, "ess_tokens": 0.9 if self.steps < 3 else 0.1})
+
+
+async def test_rl_stops_with_a_checkpoint_where_the_effective_sample_size_stays_low(tmp_path: Path):
+    config = stage("stage1", steps=6, algorithm__max_low_ess_steps=2)
+    learner = FarOffPolicy(SkilledPolicy(skill=0.5))
+    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
+        with pytest.raises(
+            RStarError, match=r"stage1 step 4: .*--algorithm\.min-ess 0\.3 in 2 steps .*got 0\.10.*Hint"
+        ):
+            await run_rl(config, adding_problems(40), in_run(fake_context(learner.policy, learner=learner), run_dir))
+        assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [4]
+
+
 class StoppingRollouts(LocalRollouts):
     """Is interrupted after so many rollouts; counts those it plays."""
 
