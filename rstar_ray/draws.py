@@ -59,6 +59,7 @@ class Draw:
     requests: Sequence[RolloutRequest]
     groups: Sequence[Group]
     dropped: Sequence[DroppedRollout]
+    last: str  # id of the rollout that ended last
     position: DataPosition  # behind its problems
     waited_s: float = 0.0  # that the step waited for it
 
@@ -155,5 +156,7 @@ async def finish_draw(
     position: DataPosition = DataPosition(),  # noqa: B008  # it is frozen
 ) -> Draw:
     """Run the rollouts of one step. Raises as `roll_out`."""
-    groups, dropped = await roll_out(requests, rollouts, deadline_s=config.rollout.deadline_s)
-    return Draw(step=step, requests=requests, groups=groups, dropped=dropped, position=position)
+    done = await roll_out(requests, rollouts, deadline_s=config.rollout.deadline_s)
+    return Draw(
+        step=step, requests=requests, groups=done.groups, dropped=done.dropped, last=done.last, position=position
+    )

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
@@ -151,16 +151,24 @@ def rollout_requests(
     ]
 
 
-async def roll_out(
-    requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float
-) -> tuple[list[Group], list[DroppedRollout]]:
+class RolledOut(NamedTuple):
+    """What became of some requests."""
+
+    groups: list[Group]
+    dropped: list[DroppedRollout]
+    last: str  # id of the rollout that ended last; empty without requests
+
+
+async def roll_out(requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float) -> RolledOut:
     """Run all requests; groups in the order of the requests, siblings too, whatever order they finished in.
 
     What could not be judged is dropped. Raises `DeadlineExceeded` when no rollout of any run ends for `deadline_s`.
     """
     finished: dict[str, FinishedRollout] = {}
     dropped: list[DroppedRollout] = []
+    last = ""
     async for end in _ends(requests, rollouts, deadline_s=deadline_s):
+        last = end.rollout_id
         if (lost := _lost(end)) is not None:
             dropped.append(lost)
         elif isinstance(end, FinishedRollout):
@@ -169,7 +177,7 @@ async def roll_out(
     for request in requests:
         if request.rollout_id in finished:
             groups.setdefault(request.group_id, []).append(finished[request.rollout_id])
-    return list(groups.values()), dropped
+    return RolledOut(list(groups.values()), dropped, last)
 
 
 async def whole_groups(

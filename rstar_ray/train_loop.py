@@ -85,6 +85,7 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
             },
             update=update,
             staleness=config.staleness,
+            last_ended=draw.last,
         ),
         statuses=statuses,
         advantages={row.rollout_id: row.advantage for row in rows},

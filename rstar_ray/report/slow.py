@@ -10,6 +10,8 @@ from rstar_ray.report.run_record import PHASES, Row, RunRecord
 
 NOTABLE = 1.15
 """Times the median; steps and metrics below it are not mentioned."""
+WAITED = 0.25
+"""Share of a step above which the rollout that it waited for is named."""
 Medians = dict[str, float]
 COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens_generated", "tokens sampled", lambda value: f"{value:,.0f}"),
@@ -83,6 +85,9 @@ def _figures(row: Row, usual: Medians) -> list[str]:
         alone = longest["generate_s"] + longest["tool_s"] + longest["verify_s"]
         size = f"{longest['tokens']:,} tokens in {longest['turns']} turns"
         found.append(f"its longest rollout took {_seconds(alone)} without waiting ({size})")
+    if row.get("last_ended") and row["rollout_s"] > WAITED * row["step_s"]:
+        _, draw, rollout = row["last_ended"].split("/", 2)
+        found.append(f"it waited {_seconds(row['rollout_s'])} for draw {draw}, whose rollout {rollout} ended last")
     if (row["inter_step_s"] or 0.0) > 0.1 * row["step_s"]:
         found.append(f"{_seconds(row['inter_step_s'])} before it for the last step's record, checkpoint or evaluation")
     for name, title in (("restarts", "rollouts restarted"), ("judge_retries", "rewards computed again")):

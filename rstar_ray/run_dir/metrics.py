@@ -77,12 +77,14 @@ def step_metrics(
     seconds: Mapping[str, float],
     update: UpdateResult | None,
     staleness: int = 0,
+    last_ended: str = "",
 ) -> StepMetrics:
     """The metrics of an RL step with all its rollouts in `summaries`.
 
     `learner_version` is that of the weights that the update starts from, `policy_version` that after the step.
     `kept_ids` are the rollout ids handed to the learner, `left_out_ids` those of them that it did not train on.
-    `seconds` has the wall times that the driver measured: `rollout_s`, `learn_s`, `publish_s`, `step_s`.
+    `seconds` has the wall times that the driver measured: `rollout_s`, `learn_s`, `publish_s`, `step_s`. `last_ended`
+    is the id of the rollout that the step waited for.
     Raises `ValueError` when a kept id is not among the summaries.
     """
     kept, groups = set(kept_ids), _by_group(summaries)
@@ -129,7 +131,8 @@ def step_metrics(
         "other_s": max(0.0, seconds["step_s"] - sum(seconds[phase] for phase in PHASES)),
         **({} if update is None else update.metrics),
     }
-    return StepMetrics(stage=stage, step=step, values=values, details={"longest": longest_rollout(summaries)})
+    details = {"longest": longest_rollout(summaries), "last_ended": last_ended}
+    return StepMetrics(stage=stage, step=step, values=values, details=details)
 
 
 def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> dict[str, float]:
@@ -314,7 +317,7 @@ def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
     if balancer:
         balancer["quarantined"] = text.get("quarantined", text.get("set_aside", ()))
     empty = {metric.name: None for metric in STEP_METRICS if len(metric.labels) == 1}
-    return empty | {"longest": None} | named | {"balancer": balancer or None}
+    return empty | {"longest": None, "last_ended": ""} | named | {"balancer": balancer or None}
 
 
 def _mean(values: Sequence[float]) -> float:

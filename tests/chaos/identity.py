@@ -27,7 +27,7 @@ from rstar_ray.run_dir.ledger import LEDGER
 from rstar_ray.run_dir.served_weights import read_weights
 from tests.chaos.run import REPOSITORY, Run, make_policy
 
-UNSTABLE = ("balancer", "longest", "publish/", "memory_bytes/", "restarts", "judge_retries")
+UNSTABLE = ("balancer", "longest", "last_ended", "publish/", "memory_bytes/", "restarts", "judge_retries")
 """How names of metrics begin that depend on machines and retries; those of time end in `_s`."""
 
 

@@ -93,7 +93,8 @@ class Flaky:
 
 
 async def test_groups_come_in_the_order_of_the_requests_and_losses_apart():
-    groups, dropped = await roll_out(ASKED, Flaky(a_1=1), deadline_s=9.0)
+    groups, dropped, last = await roll_out(ASKED, Flaky(a_1=1), deadline_s=9.0)
+    assert last == ASKED[0].rollout_id
     ids = [[one.summary.rollout_id[-3:] for one in group] for group in groups]
     assert ids == [["a/0"], ["b/0", "b/1"]] and [one.rollout_id[-3:] for one in dropped] == ["a/1"]
 
