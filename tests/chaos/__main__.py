@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--folder", default="", help="where the run and its log go; a temporary folder")
     parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"), help="where the policy is kept")
     parser.add_argument("--over-s", type=float, default=OVER_S, help="a fault that is not over then is a hang [s]")
+    parser.add_argument("--staleness", type=int, default=0, help="of the run (docs/async.md)")
     parser.add_argument("--list", action="store_true", help="print the kinds")
     options = parser.parse_args()
     if options.list:
@@ -54,7 +55,7 @@ def main() -> int:
         parser.error("no fault is chosen: --kinds is to be in a name that --list has, --seeds 1 or more")
     folder = Path(options.folder or tempfile.mkdtemp(prefix="chaos-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(folder, make_policy(Path(options.policy)))
+    run = Run(folder, make_policy(Path(options.policy)), options=("--staleness", str(options.staleness)))
     cases: list[Case] = []
     wrong: Sequence[str] = ()
     campaign = Campaign(run, options.over_s)
