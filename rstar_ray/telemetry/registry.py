@@ -139,7 +139,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     _rollouts("policy_version_min", MIN, "oldest weights that sampled a token of the step"),
     _rollouts("policy_version_max", MAX, "newest weights that sampled a token of the step"),
     _rollouts("token_age_mean", MEAN, "updates that the weights behind a trained token lie behind the learner's"),
-    _rollouts("token_age_max", MAX, "the same, largest; at most --staleness"),
+    _rollouts("token_age_max", MAX, "the same, largest; at most --staleness times the updates of a step"),
     _step("token_age_frac", MEAN, "trained tokens by age", group="rollouts", unit="fraction", label="age"),
     # -- wall time of the step; generate, tools and verify share out the rollout phase
     _seconds("step_s", "whole step"),
