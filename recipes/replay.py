@@ -2,6 +2,7 @@
 
 python recipes/replay.py runs/tiny --step 1
 python recipes/replay.py runs/tiny --step 31 --stage stage1
+python recipes/replay.py runs/tiny --step 31 --export step.safetensors
 
 Steps are recorded every --checkpoint.trajectories-every-steps from the first on (1, 11, 21, ... by default), so that a
 checkpoint lies before each that is a multiple of --checkpoint.every-steps and is still kept. Without --step the steps
@@ -24,7 +25,15 @@ from actors.launch.start_model import start_model
 from actors.preflight.required_paths import with_absolute_paths
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
-from rstar_ray.replay_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.replay_update import (
+    Compared,
+    RecordedStep,
+    export_step,
+    recorded_step,
+    repeat_update,
+    repeatable,
+    rows_of,
+)
 from rstar_ray.run_dir.folder import RunDir
 
 
@@ -36,25 +45,33 @@ class ReplayOptions:
     """of the stage, from 1; without it those that can be repeated are listed"""
     stage: str = ""
     """without it the newest that has this step recorded"""
+    export: Path | None = None
+    """write the step's rows (token ids, mask, log-probs, advantages) to this safetensors file and do not repeat it"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def act() -> int:
         asked = options_of(ReplayOptions, argv, description=__doc__)
-        return replay(asked.run.expanduser().absolute(), asked.stage, asked.step)
+        return replay(asked.run.expanduser().absolute(), asked.stage, asked.step, asked.export)
 
     return status_of(act)
 
 
-def replay(run: Path, stage: str, step: int) -> int:
-    """Repeat a step, or list those that can be; the exit status."""
+def replay(run: Path, stage: str, step: int, export: Path | None = None) -> int:
+    """Repeat or export a step, or list those that can be; the exit status."""
     steps = repeatable(run)
     if not step:
+        if export is not None:
+            raise ConfigError("--export", "no step is named", "give --step")
         return _list(run, [named for named in steps if stage in ("", named[0])], stage or "a stage")
     stage = stage or next((name for name, recorded in reversed(steps) if recorded == step), "stage1")
     recorded = recorded_step(run, stage, step)
     for line in changed_rules(RunDir(run), recorded.config):
         print(line, flush=True)
+    if export is not None:
+        num_rows = export_step(recorded, export.expanduser())
+        print(f"{stage} step {step}: {num_rows} rows written to {export}")
+        return 0
     rows = rows_of(recorded)
     print(f"{stage} step {step}: {len(rows)} of {len(recorded.trajectories)} rollouts, as then", flush=True)
     return tell(asyncio.run(_repeat(recorded, run)))

@@ -4,12 +4,15 @@ What a step's update depends on is in the run directory: the trajectories' token
 and the checkpoint before it. Nothing else is read, so that a difference says something.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.algorithm.advantage import rewards_differ
+import numpy as np
+
+from rstar_ray.algorithm.batch import rl_row
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
@@ -133,20 +136,7 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
         ref = TrajectoryRef(recorded.trajectories, index)
         finished = FinishedRollout(summary=trajectory.summary, ref=ref)
         groups.setdefault(trajectory.summary.group_id, []).append(finished)
-    kept = [
-        resample(
-            group,
-            config.algorithm,
-            seed=config.seed,
-            stage=config.stage,
-            step=recorded.step,
-            own_folder=config.own_folder,
-        )
-        for group in groups.values()
-    ]
-    if config.algorithm.reject_equal_reward:
-        kept = [group for group in kept if rewards_differ([rollout.summary.reward for rollout in group])]
-    rows = training_rows(kept, config.algorithm, own_folder=config.own_folder)
+    rows = training_rows([resample(group, config, recorded.step) for group in groups.values()], config)
     chosen = {row.rollout_id for row in rows}
     if odd := chosen ^ recorded.handed_over:
         raise ConfigError(
@@ -156,6 +146,41 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
             "replay with the version of rstar_ray that wrote the run",
         )
     return rows
+
+
+def export_step(recorded: RecordedStep, path: Path) -> int:
+    """The step's training rows as tensors in a safetensors file, for other software; returns their number B.
+
+    Padded on the right to the longest row, L tokens: `input_ids` [B, L] int64, `loss_mask` [B, L] bool (True where the
+    policy sampled), `rollout_logprobs` [B, L] float32 (of the token at the same place, by the engine), `advantages`
+    [B, L] float32, `lengths` [B] int64, `rewards` [B] float32, `groups` [B] int64 (the number of the row's prompt).
+    What is padded or not sampled is 0. The file's metadata has the settings of the algorithm and the rollout ids as
+    JSON. Raises as `rows_of`.
+    """
+    from safetensors.numpy import save_file
+
+    rows = rows_of(recorded)
+    tokens = [rl_row(recorded.trajectories[row.ref.index], row.advantage, 1.0) for row in rows]
+    shape = (len(rows), max((len(row.token_ids) for row in tokens), default=0))
+    arrays = {
+        "input_ids": np.zeros(shape, np.int64),
+        "loss_mask": np.zeros(shape, np.bool_),
+        "rollout_logprobs": np.zeros(shape, np.float32),
+        "advantages": np.zeros(shape, np.float32),
+        "lengths": np.array([len(row.token_ids) for row in tokens], np.int64),
+        "rewards": np.array([recorded.trajectories[row.ref.index].summary.reward for row in rows], np.float32),
+        "groups": np.unique([row.group_id for row in rows], return_inverse=True)[1].astype(np.int64),
+    }
+    for place, row in enumerate(tokens):
+        length = len(row.token_ids)
+        arrays["input_ids"][place, :length] = row.token_ids
+        arrays["loss_mask"][place, :length] = row.loss_mask
+        arrays["rollout_logprobs"][place, :length] = row.rollout_logprobs
+        arrays["advantages"][place, :length][row.loss_mask] = row.advantage
+    settings = {"algorithm": asdict(recorded.config.loss), "temperature": recorded.config.rollout.temperature}
+    names = json.dumps([row.rollout_id for row in rows])
+    save_file(arrays, path, metadata={"rollout_ids": names, "settings": json.dumps(settings)})
+    return len(rows)
 
 
 async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compared]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from rstar_ray.algorithm.advantage import Advantage
 from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, RStarError
@@ -50,7 +51,7 @@ class TrainingRow:
     rollout_id: str
     group_id: str  # of its prompt: the siblings that the loss may be normalised over
     ref: TrajectoryRef
-    advantage: float
+    advantage: Advantage
     num_tokens: int  # prompt and response
     num_sampled_tokens: int  # those trained on
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rstar_ray.algorithm.advantage import rewards_differ
+from rstar_ray.algorithm.advantage import mean_advantage, overlong_penalty, rewards_differ
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
 from rstar_ray.algorithm.rules import advantages, kept_indices
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
-from rstar_ray.config import AlgorithmConfig, RunConfig
+from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.draws import Draw, Draws
 from rstar_ray.errors import RStarError
@@ -20,6 +20,7 @@ from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
+from rstar_ray.trajectory import TrajectorySummary
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
@@ -48,13 +49,8 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
         )
     drawn_s, learner_version = time.monotonic(), policy_version
 
-    own_folder = config.own_folder
-    kept = [
-        resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step, own_folder=own_folder)
-        for group in groups
-    ]
-    telling = [group for group in kept if not config.algorithm.reject_equal_reward or _tells(group)]
-    rows = training_rows(telling, config.algorithm, own_folder=own_folder)
+    kept = [resample(group, config, step) for group in groups]
+    rows = training_rows(kept, config)
     update = await context.learner.train_rl(rows, rl_learning_rate(config, step)) if rows else None
     learned_s = time.monotonic()
     checksum = None
@@ -88,7 +84,7 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
             last_ended=draw.last,
         ),
         statuses=statuses,
-        advantages={row.rollout_id: row.advantage for row in rows},
+        advantages={row.rollout_id: mean_advantage(row.advantage) for row in rows},
         left_out=left_out,
         update=update,
         checksum=checksum,
@@ -124,25 +120,22 @@ def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> t
     return (*update.left_out, *others)
 
 
-def resample(
-    group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str, step: int, own_folder: str = ""
-) -> Group:
+def resample(group: Group, config: RunConfig, step: int) -> Group:
     """The G siblings to train on; its draw is named by the group, so the order of groups does not matter."""
-    rng = named_generator(seed, stage, "resample", step, group[0].summary.group_id)
+    rng = named_generator(config.seed, config.stage, "resample", step, group[0].summary.group_id)
     summaries = [rollout.summary for rollout in group]
-    return [group[i] for i in kept_indices(summaries, algorithm, rng, own_folder)]
+    return [group[i] for i in kept_indices(summaries, config.algorithm, rng, config.own_folder)]
 
 
-def _tells(group: Group) -> bool:
-    return rewards_differ([rollout.summary.reward for rollout in group])
-
-
-def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig, *, own_folder: str = "") -> list[TrainingRow]:
-    """Each kept trajectory with its advantage in the kept group (Eq. 7)."""
+def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRow]:
+    """Each kept trajectory with its advantage in the kept group (Eq. 7), without groups that have no signal."""
     rows: list[TrainingRow] = []
     for group in groups:
-        rewards = [rollout.summary.reward for rollout in group]
-        found = advantages(rewards, algorithm, own_folder)
+        summaries = [rollout.summary for rollout in group]
+        rewards = [_shaped_reward(summary, config) for summary in summaries]
+        if config.algorithm.reject_equal_reward and not rewards_differ(rewards):
+            continue
+        found = advantages(rewards, config.algorithm, config.own_folder, summaries)
         for rollout, advantage in zip(group, found, strict=True):
             summary = rollout.summary
             rows.append(
@@ -150,12 +143,18 @@ def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig, *, own_fo
                     rollout_id=summary.rollout_id,
                     group_id=summary.group_id,
                     ref=rollout.ref,
-                    advantage=float(advantage),
+                    advantage=advantage,
                     num_tokens=summary.num_prompt_tokens + summary.num_response_tokens,
                     num_sampled_tokens=summary.num_sampled_tokens,
                 )
             )
     return rows
+
+
+def _shaped_reward(summary: TrajectorySummary, config: RunConfig) -> float:
+    """What advantages are computed from; resampling and metrics read the reward itself."""
+    limit, buffer = config.rollout.max_response_tokens, config.algorithm.overlong_buffer
+    return summary.reward + overlong_penalty(summary.num_response_tokens, limit=limit, buffer=buffer)
 
 
 async def train_steps(

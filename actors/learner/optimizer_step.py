@@ -14,6 +14,7 @@ from torch import Tensor
 
 from actors.learner.losses import LossFn
 from actors.learner.optimizer import RefusingAdamW
+from rstar_ray.algorithm.advantage import mean_advantage
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats
 from rstar_ray.algorithm.update import UpdateResult
@@ -167,7 +168,7 @@ def suspects(micro_batches: MicroBatches, losses: Sequence[Tensor]) -> list[str]
     broken = [
         row for rows, loss in zip(micro_batches, losses, strict=True) for row in rows if not math.isfinite(float(loss))
     ]
-    certain = [row for row in broken if not math.isfinite(row.advantage) or not _all_finite(row.rollout_logprobs)]
+    certain = [row for row in broken if not _all_finite(row.advantage) or not _all_finite(row.rollout_logprobs)]
     return [row.name for row in certain or broken]
 
 
@@ -176,7 +177,7 @@ def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {
         "names": np.array([row.name for row in rows]),
-        "advantages": np.array([row.advantage for row in rows]),
+        "advantages": np.array([mean_advantage(row.advantage) for row in rows]),
     }
     for index, row in enumerate(rows):
         arrays[f"ids-{index}"], arrays[f"mask-{index}"] = row.token_ids, row.loss_mask

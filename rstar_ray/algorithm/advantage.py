@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from rstar_ray.config.algorithm import AlgorithmConfig, Deviation
 
+Advantage = float | NDArray[np.float32]
+"""Of a trajectory: one number for all its sampled tokens, or an array with one for each."""
 ROUNDING = 1e-12
 """Rewards closer than this share of the largest are equal: 0.1 + 0.2 and 0.3."""
 
@@ -50,6 +52,20 @@ def leave_one_out(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDA
     if len(rewards) < 2:
         return np.zeros_like(rewards)
     return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
+def mean_advantage(advantage: Advantage) -> float:
+    """The mean over the sampled tokens."""
+    return float(np.mean(advantage))
+
+
+def overlong_penalty(num_tokens: int, *, limit: int, buffer: int) -> float:
+    """Soft overlong punishment (DAPO, arXiv:2503.14476 Eq. 13): 0 up to limit - buffer, from there linearly to -1.
+
+    >>> [overlong_penalty(n, limit=100, buffer=20) for n in (80, 90, 100, 120)]
+    [0.0, -0.5, -1.0, -1.0]
+    """
+    return -min(1.0, max(0.0, (num_tokens - (limit - buffer)) / buffer)) if buffer else 0.0
 
 
 ADVANTAGES = {"group": standardised, "rloo": leave_one_out}

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rstar_ray.algorithm.advantage import Advantage
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.trajectory import Trajectory
 
@@ -26,7 +27,7 @@ class TokenRow:
     name: str  # rollout id or dataset row, for error messages
     token_ids: NDArray[np.int32]  # [L]
     loss_mask: NDArray[np.bool_]  # [L] True where the loss applies
-    advantage: float = 1.0
+    advantage: Advantage = 1.0  # one for all tokens with a loss, or [their number]
     rollout_logprobs: NDArray[np.float32] | None = None  # [L] from the engine; None for SFT
     token_weight: float = 1.0  # what the loss of each sampled token counts in the update, from `token_weights`
 
@@ -47,7 +48,7 @@ class TokenRow:
         )
 
 
-def rl_row(trajectory: Trajectory, advantage: float, token_weight: float) -> TokenRow:
+def rl_row(trajectory: Trajectory, advantage: Advantage, token_weight: float) -> TokenRow:
     """A trajectory as one row: the prompt, without loss, then the response."""
     num_prompt = len(trajectory.prompt_ids)
     return TokenRow(
@@ -121,6 +122,7 @@ def collate(rows: Sequence[TokenRow], *, packed: bool = False) -> MicroBatch:
         np.zeros(len(p), np.float32) if row.rollout_logprobs is None else row.rollout_logprobs[1:][p]
         for row, p in zip(used, places, strict=True)
     ]
+    advantages = [np.broadcast_to(row.advantage, len(p)) for row, p in zip(used, places, strict=True)]
     row_of_token = torch.from_numpy(rows_N)
     return MicroBatch(
         input_ids_BT=torch.from_numpy(lines.input_ids),
@@ -128,7 +130,7 @@ def collate(rows: Sequence[TokenRow], *, packed: bool = False) -> MicroBatch:
         row_lengths=tuple(lines.lengths.tolist()) if packed and used else None,
         positions_N=torch.from_numpy(lines.offsets[rows_N] + _joined(places, np.int64)),
         targets_N=torch.from_numpy(_joined(targets, np.int64)),
-        advantages_N=torch.tensor([row.advantage for row in used], dtype=torch.float32)[row_of_token],
+        advantages_N=torch.from_numpy(_joined(advantages, np.float32)),
         weights_N=torch.tensor([row.token_weight for row in used], dtype=torch.float32)[row_of_token],
         rollout_logprobs_N=torch.from_numpy(_joined(logprobs, np.float32)),
         rows_N=row_of_token,

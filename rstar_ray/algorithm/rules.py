@@ -2,14 +2,15 @@
 
 A rule of the user has the signature of the built-in ones:
 `resample(candidates, algorithm, rng)` gives the indices of the trajectories to train on;
-`advantage(rewards, algorithm)` gives one number for each trajectory of a group;
+`advantage(rewards, algorithm)` gives one number for each trajectory of a group, or an array with one for each of its
+sampled tokens; with a third parameter it is also given the trajectories' `TrajectorySummary`s;
 `loss(tokens, algorithm)` gives the loss of each token, a tensor [N] to minimise (`rstar_ray.algorithm.surrogate`).
 """
 
 import importlib
-import math
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import index
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rstar_ray.algorithm.advantage import ADVANTAGES
+from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
 from rstar_ray.algorithm.resample import RESAMPLING, Candidate
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.trajectory import StopReason, TrajectorySummary
 
 Kind = Literal["resample", "advantage", "loss"]
 KINDS: tuple[Kind, ...] = ("resample", "advantage", "loss")
@@ -71,12 +73,35 @@ def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Gen
     return kept
 
 
-def advantages(rewards: list[float], algorithm: AlgorithmConfig, own_folder: str) -> list[float]:
-    """One for each trajectory. Raises `RStarError` for numbers that are not finite, or are too many or too few."""
-    made = [float(one) for one in rule("advantage", algorithm, own_folder)(rewards, algorithm)]
-    if len(made) != len(rewards) or not all(map(math.isfinite, made)):
-        raise RStarError(f"--algorithm.advantage {algorithm.advantage}: {made} for {len(rewards)} rewards")
-    return made
+def advantages(
+    rewards: Sequence[float], algorithm: AlgorithmConfig, own_folder: str, summaries: Sequence[TrajectorySummary]
+) -> list[Advantage]:
+    """For each trajectory one number, or an array with one for each sampled token.
+
+    Raises `RStarError` for numbers that are not finite, or are too many or too few.
+    """
+    estimate = rule("advantage", algorithm, own_folder)
+    arguments = (list(rewards), algorithm, list(summaries))
+    made = [np.asarray(one, np.float64) for one in estimate(*arguments[: 3 if _takes_summaries(estimate) else 2])]
+    name = f"--algorithm.advantage {algorithm.advantage}"
+    if len(made) != len(summaries):
+        raise RStarError(f"{name}: {len(made)} advantages for {len(summaries)} trajectories")
+    for one, summary in zip(made, summaries, strict=True):
+        if one.shape not in ((), (summary.num_sampled_tokens,)):
+            wanted = f"one number, or one for each of {summary.num_sampled_tokens} sampled tokens"
+            raise RStarError(f"{name}: shape {list(one.shape)} for a trajectory; give {wanted}")
+        if not np.isfinite(one).all():
+            raise RStarError(f"{name}: not finite for rewards {list(rewards)}")
+    return [one.astype(np.float32) if one.shape else float(one) for one in made]
+
+
+@cache
+def _takes_summaries(estimate: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(estimate).bind(None, None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
@@ -99,7 +124,7 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
     rewards = [float(i % 2) for i in range(algorithm.num_rollouts)]
     if kind == "advantage":
-        advantages(rewards, algorithm, own_folder)
+        advantages(rewards, algorithm, own_folder, [_made_up(i, one) for i, one in enumerate(rewards)])
     elif kind == "resample":
         group = [Candidate(reward=one, num_calls=2, num_failed=1, num_answers=1, num_turns=3) for one in rewards]
         if not kept_indices(group, algorithm, np.random.default_rng(0), own_folder):
@@ -108,3 +133,20 @@ def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
         from rstar_ray.algorithm.loss import try_rule
 
         try_rule(rule(kind, algorithm, own_folder), algorithm)
+
+
+def _made_up(number: int, reward: float) -> TrajectorySummary:
+    return TrajectorySummary(
+        rollout_id=f"group/{number}",
+        group_id="group",
+        problem_id="problem",
+        reward=reward,
+        num_calls=2,
+        num_failed=1,
+        num_answers=1,
+        num_turns=3,
+        num_prompt_tokens=16,
+        num_response_tokens=24,
+        num_sampled_tokens=8 + number,
+        stop_reason=StopReason.ANSWERED,
+    )

@@ -66,6 +66,10 @@ class AlgorithmConfig:
     advantage_std: Deviation = "population"
     """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
     standard deviation; none is Dr. GRPO's choice"""
+    overlong_buffer: Annotated[int, at_least(0)] = 0
+    """tokens before --rollout.max-response-tokens over which a penalty of the reward grows linearly from 0 to 1 (soft
+    overlong punishment of DAPO, arXiv:2503.14476 Eq. 13): advantages see it, resampling does not. 0: none, as in the
+    paper"""
     clip_low: Annotated[float, not_with("algorithm.loss", "cispo", "dppo"), within("[0, 1)")] = 0.2
     """lower clip of the ratio, eps_low (Eq. 6)"""
     clip_high: Annotated[float, not_with("algorithm.loss", "dppo"), at_least(0)] = 0.28

@@ -116,6 +116,13 @@ class RunConfig:
             f"none takes tokens of older weights for the newest's (got none with --staleness {self.staleness})",
             "leave out --algorithm.correction, or give --staleness 0",
         )
+        buffer, longest = self.algorithm.overlong_buffer, self.rollout.max_response_tokens
+        require(
+            buffer <= longest,
+            "--algorithm.overlong-buffer",
+            f"{buffer} tokens are more than --rollout.max-response-tokens {longest}",
+            "lower it",
+        )
         context = self.engine.max_context_tokens
         for option, budget in (
             ("--rollout.max-response-tokens", self.rollout.max_response_tokens),

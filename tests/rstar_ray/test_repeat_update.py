@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from recipes import replay
 from rstar_ray.algorithm.update import UpdateResult
@@ -103,3 +105,26 @@ def test_settings_that_choose_other_rollouts_are_refused(run: tuple[Path, Tellin
     other = replace(recorded, config=replace(recorded.config, seed=recorded.config.seed + 1))
     with pytest.raises(ConfigError, match=r"resampling chooses .* only once"):
         rows_of(other)
+
+
+def test_an_exported_step_has_the_tokens_and_advantages_that_the_learner_was_given(
+    run: tuple[Path, Telling], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, learner = run
+    file = tmp_path / "step.safetensors"
+    assert replay.main([str(path), "--step", "2", "--export", str(file)]) == 0
+    step = load_file(file)
+    assert f"{len(step['lengths'])} rows" in capsys.readouterr().out
+    given = learner.told[1]
+    with safe_open(file, "np") as opened:
+        names = json.loads(opened.metadata()["rollout_ids"])
+    assert names == [rollout_id for rollout_id, *_ in given]
+    for place, (_, advantage, num_tokens, num_sampled) in enumerate(given):
+        mask = step["loss_mask"][place]
+        assert mask.sum() == num_sampled and step["lengths"][place] == num_tokens
+        assert step["advantages"][place][mask] == pytest.approx(advantage)
+        assert (step["rollout_logprobs"][place][~mask] == 0).all()
+    recorded = {one.summary.rollout_id: one for one in recorded_step(path, "stage1", 2).trajectories}
+    for name, ids, length in zip(names, step["input_ids"], step["lengths"], strict=True):
+        assert ids[:length].tolist() == [*recorded[name].prompt_ids, *recorded[name].response_ids][:length]
+    assert replay.main([str(path), "--export", str(file)]) == 2

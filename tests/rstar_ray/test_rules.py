@@ -48,6 +48,18 @@ def halves(candidates, algorithm, rng):
 def exits(rewards, algorithm):
     raise SystemExit(7)
 
+def discounted(rewards, algorithm, summaries):
+    return [
+        [reward * 0.5 ** (one.num_sampled_tokens - 1 - place) for place in range(one.num_sampled_tokens)]
+        for reward, one in zip(rewards, summaries)
+    ]
+
+def one_token_short(rewards, algorithm, summaries):
+    return [[0.0] * (one.num_sampled_tokens - 1) for one in summaries]
+
+def nan_token(rewards, algorithm, summaries):
+    return [[float("nan")] * one.num_sampled_tokens for one in summaries]
+
 number = 3
 """
 
@@ -69,13 +81,32 @@ def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest)
     check_rules(algorithm, folder)
     group = [summary(reward=reward) for reward in (0.0, 1.0, 0.5)]
     assert kept_indices(group, algorithm, np.random.default_rng(0), folder) == [1, 2]
-    assert advantages([1.0, 0.0], algorithm, folder) == [0.5, -0.5]
+    assert advantages([1.0, 0.0], algorithm, folder, group[:2]) == [0.5, -0.5]
 
 
 def test_rloo_is_the_reward_less_the_mean_of_the_others():
     rewards = [1.0, 0.0, 0.25, 1.0]
     want = [reward - (sum(rewards) - reward) / 3 for reward in rewards]
-    assert advantages(rewards, AlgorithmConfig(advantage="rloo"), "") == pytest.approx(want)
+    group = [summary(reward=reward) for reward in rewards]
+    assert advantages(rewards, AlgorithmConfig(advantage="rloo"), "", group) == pytest.approx(want)
+
+
+def test_an_advantage_rule_may_give_one_for_each_sampled_token(folder: str, request: pytest.FixtureRequest):
+    mine = module(request.node.name)
+    algorithm = AlgorithmConfig(keep=2, advantage=f"{mine}:discounted")
+    check_rules(algorithm, folder)
+    group = [summary(reward=reward, sampled=tokens) for reward, tokens in ((1.0, 3), (0.0, 2))]
+    first, second = advantages([1.0, 0.0], algorithm, folder, group)
+    assert np.asarray(first).tolist() == [0.25, 0.5, 1.0] and np.asarray(second).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("wrong", ["one_token_short", "nan_token"])
+def test_an_advantage_of_a_wrong_shape_is_refused_before_the_run(
+    folder: str, request: pytest.FixtureRequest, wrong: str
+):
+    name = f"{module(request.node.name)}:{wrong}"
+    with pytest.raises(ConfigError, match=name):
+        check_rules(AlgorithmConfig(keep=2, advantage=name), folder)
 
 
 @pytest.mark.parametrize("name", LOSSES)

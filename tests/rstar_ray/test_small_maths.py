@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
+from rstar_ray.algorithm.advantage import group_advantages, overlong_penalty, rewards_differ
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.seeds import derive_seed, named_generator
@@ -79,3 +79,17 @@ def test_calls_are_parsed_and_what_cannot_be_is_still_a_call():
         assert only.parse_error, text[:60]
     two = parse_tool_calls(f"<tool_call>oops <tool_call>{body}</tool_call>")
     assert [call.parse_error is None for call in two] == [False, True]
+
+
+def test_the_overlong_penalty_grows_linearly_over_the_buffer():
+    """Eq. 13 of arXiv:2503.14476, written as there."""
+    for length in range(0, 260, 7):
+        limit, buffer = 200, 50
+        if length <= limit - buffer:
+            want = 0.0
+        elif length <= limit:
+            want = ((limit - buffer) - length) / buffer
+        else:
+            want = -1.0
+        assert overlong_penalty(length, limit=limit, buffer=buffer) == want
+    assert overlong_penalty(10**6, limit=200, buffer=0) == 0
