@@ -14,7 +14,9 @@ from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, roll_out, rollout_requests
 from rstar_ray.run_dir.served_weights import ServedWeights
+from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
+from rstar_ray.training_rows import has_signal, resample
 from rstar_ray.trajectory import Problem, RolloutRequest
 
 
@@ -113,7 +115,9 @@ class Draws:
             siblings=config.algorithm.num_rollouts,
             oldest_version=self._oldest_version(number, ended=ended),
         )
-        finishing = finish_draw(requests, self._rollouts, config, step=number, position=self._position)
+        finishing = finish_draw(
+            requests, self._rollouts, config, step=number, problems=self._problems, position=self._position
+        )
         self._tasks[number] = asyncio.create_task(finishing)
 
     def _oldest_version(self, number: int, *, ended: int) -> int:
@@ -148,15 +152,55 @@ class Draws:
 
 
 async def finish_draw(
-    requests: Sequence[RolloutRequest],
+    requests: list[RolloutRequest],
     rollouts: Rollouts,
     config: RunConfig,
     *,
     step: int,
+    problems: Sequence[Problem] = (),
     position: DataPosition = DataPosition(),  # noqa: B008  # it is frozen
 ) -> Draw:
-    """Run the rollouts of one step. Raises as `roll_out`."""
-    done = await roll_out(requests, rollouts, deadline_s=config.rollout.deadline_s)
-    return Draw(
-        step=step, requests=requests, groups=done.groups, dropped=done.dropped, last=done.last, position=position
+    """Run the rollouts of one step, and those of `--algorithm.refill-rounds`, which are added to `requests`.
+
+    `problems`: those of the stage, from which it is refilled. Raises as `roll_out`.
+    """
+    asked, groups, dropped, last = requests, list[Group](), list[DroppedRollout](), ""
+    for refill in range(config.algorithm.refill_rounds + 1):
+        if refill:
+            asked = _refill(requests, groups, problems, config, step=step, refill=refill)
+            requests += asked
+        if not asked:
+            break
+        done = await roll_out(asked, rollouts, deadline_s=config.rollout.deadline_s)
+        groups += done.groups
+        dropped += done.dropped
+        last = done.last
+    return Draw(step=step, requests=requests, groups=groups, dropped=dropped, last=last, position=position)
+
+
+def _refill(
+    requests: Sequence[RolloutRequest],
+    groups: Sequence[Group],
+    problems: Sequence[Problem],
+    config: RunConfig,
+    *,
+    step: int,
+    refill: int,
+) -> list[RolloutRequest]:
+    """A new problem for each that gave no signal (dynamic sampling, DAPO, arXiv:2503.14476 section 3.2).
+
+    They are drawn by (seed, stage, step, round) from all that this step does not have yet. Unlike in DAPO, their number
+    depends on the rewards alone and not on which rollouts finish first.
+    """
+    telling = sum(has_signal(resample(group, config, step), config) for group in groups)
+    there = {request.problem.id for request in requests}
+    others = [problem for problem in problems if problem.id not in there]
+    order = named_generator(config.seed, config.stage, "refill", step, refill).permutation(len(others))
+    return rollout_requests(
+        [others[int(i)] for i in order[: max(0, config.prompts_per_step - telling)]],
+        config,
+        name=step,
+        siblings=config.algorithm.num_rollouts,
+        oldest_version=requests[0].oldest_version,
+        first_position=len({request.group_id for request in requests}),
     )

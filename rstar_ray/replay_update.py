@@ -28,7 +28,7 @@ from rstar_ray.run_dir.metrics import current_row
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.stages import previous_checkpoint
 from rstar_ray.telemetry.registry import STEP_METRICS
-from rstar_ray.train_loop import resample, training_rows
+from rstar_ray.training_rows import resample, training_rows
 from rstar_ray.trajectory import Trajectory
 
 COMPARED = tuple(metric.name for metric in STEP_METRICS if metric.group == "update")

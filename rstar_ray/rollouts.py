@@ -118,11 +118,12 @@ def rollout_requests(
     at: str = "",
     evaluation: bool = False,
     oldest_version: int = 0,
+    first_position: int = 0,
 ) -> list[RolloutRequest]:
     """`siblings` requests for each problem under the stage's budgets, or those of `evaluation`.
 
     `name` is the step or the purpose. Sampling seeds are derived from it and not from `at`, which is only a part of the
-    ids: the same draws at one step and at another.
+    ids: the same draws at one step and at another. Problems are numbered from `first_position`.
     """
     budgets = config.evaluate if evaluation else config.rollout
     draw = name if isinstance(name, int) else 0
@@ -147,7 +148,7 @@ def rollout_requests(
             cache_salt=f"{name}{at}" if config.staleness else "",
             oldest_version=oldest_version,
         )
-        for position, problem in enumerate(problems)
+        for position, problem in enumerate(problems, first_position)
         for sibling in range(siblings)
     ]
 

@@ -7,9 +7,8 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rstar_ray.algorithm.advantage import mean_advantage, overlong_penalty, rewards_differ
+from rstar_ray.algorithm.advantage import mean_advantage
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
-from rstar_ray.algorithm.rules import advantages, kept_indices
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
@@ -18,9 +17,8 @@ from rstar_ray.errors import RStarError
 from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
-from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
-from rstar_ray.trajectory import TrajectorySummary
+from rstar_ray.training_rows import resample, training_rows
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
@@ -118,43 +116,6 @@ def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> t
     named = {row.rollout_id for row in update.left_out}
     others = (LeftOut(row.rollout_id, update.reason) for row in rows if row.rollout_id not in named)
     return (*update.left_out, *others)
-
-
-def resample(group: Group, config: RunConfig, step: int) -> Group:
-    """The G siblings to train on; its draw is named by the group, so the order of groups does not matter."""
-    rng = named_generator(config.seed, config.stage, "resample", step, group[0].summary.group_id)
-    summaries = [rollout.summary for rollout in group]
-    return [group[i] for i in kept_indices(summaries, config.algorithm, rng, config.own_folder)]
-
-
-def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRow]:
-    """Each kept trajectory with its advantage in the kept group (Eq. 7), without groups that have no signal."""
-    rows: list[TrainingRow] = []
-    for group in groups:
-        summaries = [rollout.summary for rollout in group]
-        rewards = [_shaped_reward(summary, config) for summary in summaries]
-        if config.algorithm.reject_equal_reward and not rewards_differ(rewards):
-            continue
-        found = advantages(rewards, config.algorithm, config.own_folder, summaries)
-        for rollout, advantage in zip(group, found, strict=True):
-            summary = rollout.summary
-            rows.append(
-                TrainingRow(
-                    rollout_id=summary.rollout_id,
-                    group_id=summary.group_id,
-                    ref=rollout.ref,
-                    advantage=advantage,
-                    num_tokens=summary.num_prompt_tokens + summary.num_response_tokens,
-                    num_sampled_tokens=summary.num_sampled_tokens,
-                )
-            )
-    return rows
-
-
-def _shaped_reward(summary: TrajectorySummary, config: RunConfig) -> float:
-    """What advantages are computed from; resampling and metrics read the reward itself."""
-    limit, buffer = config.rollout.max_response_tokens, config.algorithm.overlong_buffer
-    return summary.reward + overlong_penalty(summary.num_response_tokens, limit=limit, buffer=buffer)
 
 
 async def train_steps(

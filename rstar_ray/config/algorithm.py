@@ -63,6 +63,9 @@ class AlgorithmConfig:
     reject_equal_reward: bool = True
     """leave out groups whose kept rewards are all equal; their advantages are 0, but with --algorithm.normalisation
     token or constant they would still count in what the others are divided by (the release's name)"""
+    refill_rounds: Annotated[int, only_with("algorithm.reject_equal_reward", True), at_least(0)] = 0
+    """how often a step draws a further problem for each one whose rollouts all have the same reward (dynamic sampling
+    of DAPO, arXiv:2503.14476 section 3.2). 0: never, as in the paper, which trains on fewer groups then"""
     advantage_std: Deviation = "population"
     """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
     standard deviation; none is Dr. GRPO's choice"""

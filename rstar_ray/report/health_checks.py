@@ -284,8 +284,8 @@ def retries(window: Window) -> HealthCheck:
 def dropped(window: Window) -> HealthCheck | None:
     """Rollouts lost to infrastructure failures: the step requested more than finished."""
     per_prompt, prompts = window.run.rollouts_drawn(), window.run.setting("prompts_per_step")
-    if len(per_prompt) != 1 or len(prompts) != 1:
-        return None
+    if len(per_prompt) != 1 or len(prompts) != 1 or any(window.run.setting("algorithm.refill_rounds")):
+        return None  # unknown, or it differs from step to step
     requested = per_prompt[0] * prompts[0] * len(window.late)
     lost = max(0, requested - window.total("rollouts"))
     state = State.BAD if lost > DROPPED_BAD * requested else State.WARN if lost else State.OK

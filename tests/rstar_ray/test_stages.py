@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -577,6 +578,29 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
     assert [(row["frac_all_correct"], row["frac_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
     assert [row["policy_version"] for row in rows] == [0, 0]
     assert sum("equal rewards" in line for line in logged) == 2
+
+
+async def test_a_step_draws_other_problems_for_groups_without_a_signal(tmp_path: Path):
+    values = {"steps": 3, "algorithm__rollouts_per_prompt": 4, "algorithm__keep": 2, "algorithm__least_failures": 1}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, rounds in (("without", 0), ("with", 2), ("again", 2)):
+        config = stage("stage1", algorithm__refill_rounds=rounds, **values)
+        if name == "again":  # stopped once, and started again
+            with RunDir.open(tmp_path / name, config.stage, asdict(config)) as run_dir:
+                stopping = replace(fake_context(SkilledPolicy(skill=0.9)), stop_requested=lambda: True)
+                with pytest.raises(Stopped):
+                    await run_rl(config, adding_problems(40), in_run(stopping, run_dir))
+        await run_stage(config, SkilledPolicy(skill=0.9), tmp_path / name)
+        assert faults(tmp_path / name) == []
+        rows[name] = read_rows(tmp_path / name / "ledger.jsonl")
+        for row in rows[name]:
+            rollouts = [rollout for rollouts in row["ids"].values() for rollout in rollouts]
+            siblings = Counter(rollout.rpartition("/")[0].partition("-")[2] for rollout in rollouts)
+            assert set(siblings.values()) == {4}, "no problem is drawn twice in a step"
+            assert row["trained"] <= config.prompts_per_step * config.algorithm.keep
+    assert rows["again"] == rows["with"]
+    plain, refilled = (sum(row["trained"] for row in rows[name]) for name in ("without", "with"))
+    assert refilled > 1.5 * plain
 
 
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
