@@ -13,6 +13,7 @@ from typing import Self
 from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, roll_out, rollout_requests
+from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.run_dir.served_weights import ServedWeights
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
@@ -89,6 +90,7 @@ class Draws:
             repeats_to=weights.last_step if weights is not None else 0,
         )
         self._position = progress.position
+        self._solved = dict(progress.position.solved)
         self._requests: dict[int, list[RolloutRequest]] = {}  # of the draws that have begun and are not taken
         self._tasks: dict[int, asyncio.Task[Draw]] = {}
 
@@ -101,12 +103,19 @@ class Draws:
             self._begin(number, ended=step - 1)
         finished = await self._tasks[step]
         del self._tasks[step], self._requests[step]
-        return replace(finished, waited_s=time.monotonic() - started_s)
+        position = replace(finished.position, solved=self._note_solved(finished))
+        return replace(finished, position=position, waited_s=time.monotonic() - started_s)
 
     def _begin(self, number: int, *, ended: int) -> None:
         config = self._config
+        skipped = self._skipped(number)
         problems, self._position = draw(
-            self._problems, config.prompts_per_step, self._position, seed=config.seed, stage=config.stage
+            self._problems,
+            config.prompts_per_step,
+            self._position,
+            seed=config.seed,
+            stage=config.stage,
+            skipped=skipped,
         )
         requests = self._requests[number] = rollout_requests(
             problems,
@@ -115,10 +124,35 @@ class Draws:
             siblings=config.algorithm.num_rollouts,
             oldest_version=self._oldest_version(number, ended=ended),
         )
-        finishing = finish_draw(
-            requests, self._rollouts, config, step=number, problems=self._problems, position=self._position
-        )
+        others = [problem for index, problem in enumerate(self._problems) if index not in skipped]
+        finishing = finish_draw(requests, self._rollouts, config, step=number, problems=others, position=self._position)
         self._tasks[number] = asyncio.create_task(finishing)
+
+    def _note_solved(self, draw: Draw) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """Of the latest steps, with this one, the problems that `--data.skip-solved` may leave out of later draws."""
+        steps = self._config.data.skip_solved
+        if not steps:
+            return ()
+        problems = {request.group_id: request.problem.id for request in draw.requests}
+        self._solved[draw.step] = tuple(
+            problems[group[0].summary.group_id]
+            for group in draw.groups
+            if all(is_correct(rollout.summary) for rollout in group)
+        )
+        oldest = draw.step - steps - self._config.staleness
+        self._solved = {step: names for step, names in self._solved.items() if step > oldest}
+        return tuple(self._solved.items())
+
+    def _skipped(self, number: int) -> frozenset[int]:
+        """Indices of the problems that this draw leaves out, by the steps that must have ended before it begins."""
+        data, newest = self._config.data, self._rule.oldest(number)
+        latest = range(newest, newest - data.skip_solved, -1)
+        names = dict.fromkeys(name for step in latest for name in self._solved.get(step, ()))
+        if not names:
+            return frozenset()
+        most = int(data.max_skipped * len(self._problems))
+        left_out = set(list(names)[:most])
+        return frozenset(index for index, problem in enumerate(self._problems) if problem.id in left_out)
 
     def _oldest_version(self, number: int, *, ended: int) -> int:
         """Of the policy, that may have sampled a turn of this draw; the newest where older ones are not on record."""

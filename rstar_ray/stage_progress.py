@@ -57,7 +57,10 @@ class StageProgress:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        saved = asdict(self)
+        if not self.position.solved:
+            del saved["position"]["solved"]
+        return saved
 
     @classmethod
     def read(cls, checkpoint: Path) -> "StageProgress":
@@ -69,7 +72,7 @@ class StageProgress:
         return cls(
             step=saved["step"],
             policy_version=saved["policy_version"],
-            position=DataPosition(**saved["position"]),
+            position=DataPosition.from_json(saved["position"]),
             signs=tuple(StepSigns(**signs) for signs in saved["signs"]),
             empty_steps=saved["empty_steps"],
             ended=saved["ended"],

@@ -56,6 +56,12 @@ class DataConfig:
     """problems rolled out where solved ones are dropped (--drop-solved), drawn from the file at random by --seed;
     0 rolls out all"""
 
+    skip_solved: Annotated[int, OF_RL, at_least(0)] = 0
+    """steps for which a problem is not drawn again once all its rollouts were right; 0 skips none. Only steps that had
+    ended when a draw began count, so that what is drawn does not depend on timing"""
+    max_skipped: Annotated[float, OF_RL, not_with("data.skip_solved", 0), within("[0, 1)")] = 0.5
+    """largest share of the problems that --data.skip-solved leaves out; the latest solved come first"""
+
     def __post_init__(self) -> None:
         check_bounds("data", self)
 

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.seeds import named_generator
@@ -18,28 +18,42 @@ class DataPosition:
     """Where a stage's draw stands; saved with every checkpoint."""
 
     epoch: int = 0
-    drawn: int = 0  # items of this epoch already drawn
+    drawn: int = 0  # items of this epoch already drawn or skipped
+    solved: tuple[tuple[int, tuple[str, ...]], ...] = ()  # of the latest steps, the problems solved by all rollouts
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "DataPosition":
+        solved = tuple((step, tuple(names)) for step, names in saved.get("solved", ()))
+        return cls(saved["epoch"], saved["drawn"], solved)
 
 
 def draw(
-    items: Sequence[T], count: int, position: DataPosition, *, seed: int, stage: str
+    items: Sequence[T],
+    count: int,
+    position: DataPosition,
+    *,
+    seed: int,
+    stage: str,
+    skipped: Collection[int] = frozenset(),
 ) -> tuple[list[T], DataPosition]:
     """The next `count` items and where the draw then stands; an epoch's order depends only on its name.
 
-    Raises ValueError where there is nothing to draw from.
+    `skipped`: indices of items that are left out. Raises ValueError where there is nothing to draw from.
     """
-    if not items:
+    if len(skipped) >= len(items):
         raise ValueError(f"{stage}: there is nothing to draw from")
     drawn: list[T] = []
-    epoch, start = position.epoch, position.drawn
+    epoch, place = position.epoch, position.drawn
     while len(drawn) < count:
-        if start >= len(items):
-            epoch, start = epoch + 1, 0
+        if place >= len(items):
+            epoch, place = epoch + 1, 0
         order = named_generator(seed, stage, "order", epoch).permutation(len(items))
-        taken = order[start : start + count - len(drawn)]
-        drawn += [items[int(i)] for i in taken]
-        start += len(taken)
-    return drawn, DataPosition(epoch, start)
+        while place < len(items) and len(drawn) < count:
+            index = int(order[place])
+            place += 1
+            if index not in skipped:
+                drawn.append(items[index])
+    return drawn, replace(position, epoch=epoch, drawn=place)
 
 
 def digest_of_problems(problems: Iterable[Problem]) -> str:

@@ -25,7 +25,6 @@ from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
 from recipes.watch import main as watch
-from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
@@ -35,7 +34,7 @@ from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.train_loop import resample
+from rstar_ray.training_rows import has_signal, resample
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 from tests.rstar_ray.fabricate import summary
 
@@ -143,8 +142,7 @@ def keeps_a_signal(recipe: Recipe, *options: str) -> bool:
         FinishedRollout(summary=summary("g", sibling, reward=float(sibling > 0)), ref=TrajectoryRef([], 0))
         for sibling in range(config.algorithm.num_rollouts)
     ]
-    kept = resample(rollouts, config.algorithm, seed=0, stage=config.stage, step=1)
-    return rewards_differ([rollout.summary.reward for rollout in kept])
+    return has_signal(resample(rollouts, config, 1), config)
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -30,6 +30,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.run_dir.verify_run import faults
+from rstar_ray.stage_progress import StageProgress
 from rstar_ray.stages import run_rl, run_sft
 from rstar_ray.train_loop import StepRecord, train_step
 from rstar_ray.trajectory import Problem, RolloutRequest
@@ -601,6 +602,36 @@ async def test_a_step_draws_other_problems_for_groups_without_a_signal(tmp_path:
     assert rows["again"] == rows["with"]
     plain, refilled = (sum(row["trained"] for row in rows[name]) for name in ("without", "with"))
     assert refilled > 1.5 * plain
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_problems_that_were_all_right_are_not_drawn_again_for_some_steps(tmp_path: Path, staleness: int):
+    """Also where the run was stopped between."""
+    policy = {"skill": 0.95, "slip": 0.0}
+    config = stage("stage1", steps=10, data__skip_solved=4, staleness=staleness, checkpoint__every_steps=1)
+    config = replace(config, checkpoint=replace(config.checkpoint, keep=10))
+    await run_stage(config, SkilledPolicy(**policy), tmp_path / "whole")
+    with RunDir.open(tmp_path / "stopped", config.stage, asdict(config)) as run_dir:
+        stopping = replace(
+            fake_context(SkilledPolicy(**policy)),
+            stop_requested=lambda: len(read_rows(run_dir.path / "metrics.jsonl")) >= 6,
+        )
+        with pytest.raises(Stopped):
+            await run_rl(config, adding_problems(40), in_run(stopping, run_dir))
+    await run_stage(config, SkilledPolicy(**policy), tmp_path / "stopped")
+    whole, stopped = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "stopped"))
+    assert whole == stopped and faults(tmp_path / "whole") == []
+
+    solved: dict[int, tuple[str, ...]] = {}
+    for checkpoint in (tmp_path / "whole" / "checkpoints").glob("stage1-step-*"):
+        solved |= dict(StageProgress.read(checkpoint).position.solved)
+    assert sum(map(len, solved.values())) > 10
+    for row in whole:
+        ids = [rollout for rollouts in row["ids"].values() for rollout in rollouts]
+        drawn = {rollout.rpartition("/")[0].partition("-")[2] for rollout in ids}
+        newest = row["step"] - 1 - staleness
+        latest = dict.fromkeys(name for step in range(newest, newest - 4, -1) for name in solved.get(step, ()))
+        assert not drawn & set([*latest][:20]), f"step {row['step']}: at most half of the problems are left out"
 
 
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
