@@ -175,6 +175,7 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
         length = len(row.token_ids)
         arrays["input_ids"][place, :length] = row.token_ids
         arrays["loss_mask"][place, :length] = row.loss_mask
+        assert row.rollout_logprobs is not None
         arrays["rollout_logprobs"][place, :length] = row.rollout_logprobs
         arrays["advantages"][place, :length][row.loss_mask] = row.advantage
     settings = {"algorithm": asdict(recorded.config.loss), "temperature": recorded.config.rollout.temperature}
