@@ -17,6 +17,7 @@ COMMANDS = {
     "rehearse": ("recipes.rehearse", (), "three steps on random weights, compared with the plan"),
     "watch": ("recipes.watch", (), "the report page of a run under way"),
     "report": ("rstar_ray.report", (), "report.html and report.md of a run"),
+    "export": ("recipes.export", (), "a checkpoint as a folder with a model card, or on the Hugging Face hub"),
     "replay": ("recipes.replay", (), "a recorded step's update again, compared"),
     "verify": ("rstar_ray.run_dir", ("verify",), "whether a run directory is whole"),
     "forget": ("rstar_ray.run_dir", ("forget",), "delete what one stage left"),

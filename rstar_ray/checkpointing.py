@@ -11,6 +11,7 @@ from rstar_ray.chat.load_chat import write_chat_files
 from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.deadline import within
+from rstar_ray.evaluation.evaluator import best_checkpoint
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.manifest import WrittenFile, own_file
@@ -111,7 +112,12 @@ class Saving:
             written.update((path, own_file(path)) for path in own)
         self._context.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
         with best_effort("the removal of older checkpoints"):
-            await _to_its_end(asyncio.to_thread(self._context.run_dir.prune, stage, self._config.checkpoint.keep))
+            await _to_its_end(asyncio.to_thread(self._prune))
+
+    def _prune(self) -> None:
+        run_dir, stage = self._context.run_dir, self._config.stage
+        best = best_checkpoint(run_dir, stage)
+        run_dir.prune(stage, self._config.checkpoint.keep, best=best.step if best else None)
 
     async def _balancer_state(self) -> Mapping[str, object] | None:
         """A checkpoint is whole without it."""

@@ -30,6 +30,7 @@ from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed
 from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus, append_ledger, cut_ledger
 from rstar_ray.run_dir.metrics import BalancerStats, MetricsLog, StepMetrics
 from rstar_ray.run_dir.served_weights import WEIGHTS, ServedWeights
+from rstar_ray.run_dir.sinks import projects
 from rstar_ray.stage_progress import StageProgress, nothing_to_learn, refuse_other_data
 from rstar_ray.telemetry.steps import export_ledger, export_step, stage_active
 from rstar_ray.train_loop import StepRecord, train_steps
@@ -61,7 +62,7 @@ async def run_sft(
         after_step=progress.step,
         num_steps=sft.steps,
         print_every=20,
-        wandb=config.telemetry.wandb,
+        projects=projects(config.telemetry),
     )
     async with saving(config, context) as saves:
         with metrics_log, stage_active(context.meter, stage):
@@ -163,7 +164,7 @@ async def run_rl(
         stage=config.stage,
         after_step=progress.step,
         num_steps=config.steps,
-        wandb=config.telemetry.wandb,
+        projects=projects(config.telemetry),
     )
     abandoned: Sequence[str] = ()
     async with saving(config, context) as saves, Draws(problems, context.rollouts, config, progress, weights) as draws:

@@ -23,13 +23,14 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
     lines: list[str] = []
     free_gb = shutil.disk_usage(run_dir).free / GB
     for config in ahead:
-        plan = plan_checkpoint(shape, config.learner, config.checkpoint)
+        best = config.stage != "sft" and config.evaluate.every_steps > 0
+        plan = plan_checkpoint(shape, config.learner, config.checkpoint, best=best)
         free_gb += _bytes_of(config.stage, run_dir / "checkpoints") / GB
         if free_gb < plan.on_disk_gb:
             raise ConfigError(
                 "--run-dir",
                 f"{run_dir} has room for {free_gb:,.1f} GB of checkpoints of {config.stage}, and --checkpoint.keep "
-                f"{plan.keep} and one being written take {plan.on_disk_gb:,.1f} GB",
+                f"{plan.keep}{', the best one' if best else ''} and one being written take {plan.on_disk_gb:,.1f} GB",
                 "name a directory on a larger disk, or keep fewer",
             )
         lines.append(f"{config.stage}: {plan.summary()}; {free_gb:,.0f} GB are free for them")

@@ -30,7 +30,7 @@ from rstar_ray.hard_set import stored_hard_set
 from rstar_ray.reward.own_function import check_own_reward
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir, refuse_damaged_end
-from rstar_ray.run_dir.sinks import refuse_missing_sink
+from rstar_ray.run_dir.sinks import projects, refuse_missing_sink
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import STAGES, previous_checkpoint
 from rstar_ray.tools.loader import check_environment, tool_specs
@@ -160,9 +160,10 @@ def _paths(start: Start) -> None:
 
 def _telemetry(start: Start) -> None:
     for config in start.asked:
-        if start.evaluates and config.telemetry.wandb:
-            raise ConfigError("--telemetry.wandb", "it gets the numbers of training steps alone", "leave it out")
-        refuse_missing_sink(config.telemetry.wandb)
+        if start.evaluates and (sinks := projects(config.telemetry)):
+            option = f"--telemetry.{next(iter(sinks))}"
+            raise ConfigError(option, "receives metrics of training steps only", "omit it in an evaluation")
+        refuse_missing_sink(config.telemetry)
 
 
 def _evaluation_files(start: Start) -> None:

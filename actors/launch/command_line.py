@@ -14,6 +14,7 @@ from rstar_ray.config.protocols import PROTOCOLS
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import SCALES, at_scale, detect_scale, local_resources
 from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.sinks import EXTERNAL
 from rstar_ray.stages import STAGES
 
 INSTEAD: dict[str, dict[str, str]] = {
@@ -34,7 +35,7 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 """By stage: settings of other stages, which mean nothing to it by itself, and the one of its own that is meant."""
 
-OF_TRAINING = ("--stage", "--model", "--telemetry.wandb")
+OF_TRAINING = ("--stage", "--model", *(f"--telemetry.{sink}" for sink in EXTERNAL))
 """Options of a stage's file that an evaluation of its policy does not take over."""
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ class CheckpointConfig:
     every_steps: Annotated[MayChange[int], at_least(1)] = 10
     """steps between checkpoints; the end of a stage always makes one"""
     keep: Annotated[MayChange[int], at_least(1)] = 2
-    """checkpoints kept per stage"""
+    """newest checkpoints kept per stage; the one with the best held-out score is kept too (--evaluate.every-steps)"""
     grace_s: Annotated[MayChange[float], at_least(0)] = 120.0
     """after Ctrl-C or SIGTERM, longest until the step under way has ended in a checkpoint; a second ends at once [s]"""
     trajectories_every_steps: Annotated[MayChange[int], OF_RL, at_least(0)] = 10

@@ -1,4 +1,4 @@
-"""Where else a run tells of itself, beside its directory and Ray's metrics."""
+"""Where else a run sends its metrics and traces, beside its directory and Ray's metrics."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -9,10 +9,14 @@ from rstar_ray.config.tree import MayChange
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryConfig:
-    """Where else a run tells of itself (docs/metrics.md)."""
+    """Where else a run sends its metrics and traces (docs/metrics.md)."""
 
     wandb: MayChange[str] = ""
-    """project of Weights & Biases that gets every step's numbers; needs the package wandb; empty: none"""
+    """project of Weights & Biases that gets every step's metrics; needs the package wandb; empty: none"""
+    trackio: MayChange[str] = ""
+    """project of Trackio that gets every step's metrics; needs the package trackio; empty: none"""
+    mlflow: MayChange[str] = ""
+    """experiment of MLflow that gets every step's metrics; needs the package mlflow; empty: none"""
     traces: MayChange[str] = ""
     """where a trace of each rollout goes in OpenTelemetry's form: a folder that every node sees, which gets OTLP's
     JSON, or a collector's address such as http://127.0.0.1:4318; empty: none are made"""

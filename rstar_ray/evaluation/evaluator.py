@@ -21,7 +21,7 @@ from rstar_ray.progress_lines import Progress
 from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, rollout_requests, whole_groups
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
-from rstar_ray.run_dir.folder import RunDir, checkpoint_name
+from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,19 @@ def evaluated(run_dir: RunDir, stage: str, step: int, problem_set: str = HELD_OU
     """Whether the stage's policy at this step has its row in evaluations.jsonl."""
     rows = read_rows(run_dir.evaluations_path)
     return any((row["stage"], row["step"], row["set"]) == (stage, step, problem_set) for row in rows)
+
+
+def heldout_scores(run_dir: RunDir, stage: str) -> dict[int, float]:
+    """avg@k on the held-out problems of each evaluated step of a stage; the newest row of a step counts."""
+    rows = read_rows(run_dir.evaluations_path)
+    return {row["step"]: row["avg_at_k"] for row in rows if (row["stage"], row["set"]) == (stage, HELD_OUT)}
+
+
+def best_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
+    """The stage's whole checkpoint with the best held-out score, of equal ones the latest; None without a score."""
+    scores = heldout_scores(run_dir, stage)
+    scored = [checkpoint for checkpoint in run_dir.checkpoints(stage) if checkpoint.step in scores]
+    return max(scored, key=lambda checkpoint: (scores[checkpoint.step], checkpoint.step), default=None)
 
 
 def forget_evaluations(run_dir: RunDir, stage: str, after_step: int) -> None:

@@ -60,6 +60,7 @@ ADDED_TO_BRANCH = {
         "advantage": "group", "loss": "clipped", "dppo_threshold": 0.2, "min_ess": 0.3, "max_low_ess_steps": 3,
     },
     "engine": {"recompute_kv": False},
+    "telemetry": {"trackio": "", "mlflow": ""},
 }  # fmt: skip
 """Settings that earlier versions did not have, with the values of what they did."""
 
@@ -223,12 +224,12 @@ class RunDir:
         """Remove a folder of the journal: what was played for has ended, and is kept in another way."""
         shutil.rmtree(self.journal_path / folder, ignore_errors=True)
 
-    def prune(self, stage: str, keep_last: int) -> None:
-        """Remove the stage's older checkpoints, but for the last `keep_last` and its end; as slow as the disk is."""
+    def prune(self, stage: str, keep_last: int, *, best: int | None = None) -> None:
+        """Remove older checkpoints except the last `keep_last`, the stage's end and step `best`; slow as the disk."""
         marker = self.path / "finished" / f"{stage}.json"
         stage_end = read_object(marker, "step")["step"] if marker.exists() else None
         for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
-            if checkpoint.step != stage_end:
+            if checkpoint.step not in (stage_end, best):
                 self._remove(checkpoint.path)
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:

@@ -15,7 +15,7 @@ from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.reward.value import SOLVED
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import cut_rows, to_row
-from rstar_ray.run_dir.sinks import Sink, TensorBoard, WeightsAndBiases
+from rstar_ray.run_dir.sinks import EXTERNAL, Sink, TensorBoard
 from rstar_ray.telemetry.registry import STEP_METRICS, step_metric
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
@@ -224,12 +224,12 @@ class MetricsLog:
         after_step: int,
         num_steps: int,
         print_every: int = 1,
-        wandb: str = "",
+        projects: Mapping[str, str] | None = None,
     ) -> None:
-        """`wandb` names a project of Weights & Biases; TensorBoard's files are written in any case."""
+        """`projects`: of each external sink to write to (`sinks.projects`); TensorBoard's files are always written."""
         self._path = run_path / "metrics.jsonl"
         self._run_path = run_path
-        self._wandb = wandb
+        self._projects = projects or {}
         self._stage = stage
         self._after_step = after_step
         self._num_steps = num_steps
@@ -246,10 +246,9 @@ class MetricsLog:
         with best_effort("TensorBoard's file"):
             folder = self._run_path / "tensorboard" / self._stage
             self._sinks["TensorBoard's file"] = TensorBoard(folder, first_step=self._after_step + 1)
-        if self._wandb:
-            with best_effort("Weights & Biases"):
-                sink = WeightsAndBiases(self._run_path, project=self._wandb, stage=self._stage)
-                self._sinks["Weights & Biases"] = sink
+        for option, project in self._projects.items():
+            with best_effort(option):
+                self._sinks[option] = EXTERNAL[option](self._run_path, project=project, stage=self._stage)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):

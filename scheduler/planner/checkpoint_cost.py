@@ -32,6 +32,7 @@ class CheckpointPlan:
     writing_s: float  # beside the next step
     every_steps: int
     keep: int
+    best: bool  # the one with the best held-out score is kept beside these
 
     @property
     def total_gb(self) -> float:
@@ -40,11 +41,11 @@ class CheckpointPlan:
     @property
     def on_disk_gb(self) -> float:
         """Of a stage under way: those kept and the one being written."""
-        return (self.keep + 1) * self.total_gb
+        return (self.keep + self.best + 1) * self.total_gb
 
     def left_gb(self, steps: int) -> float:
         """By a whole stage, for good: its end, and what was kept beside it."""
-        return max(1, min(self.keep, -(-steps // self.every_steps))) * self.total_gb
+        return max(1, min(self.keep + self.best, -(-steps // self.every_steps))) * self.total_gb
 
     def written_gb(self, steps: int) -> float:
         """By a whole stage."""
@@ -56,8 +57,9 @@ class CheckpointPlan:
         return (
             f"a checkpoint every {self.every_steps} steps: {_gb(self.rank_gb)} by {each} and {_gb(self.model_gb)} of "
             f"the model, {_gb(self.total_gb)} in all; a step waits about {_seconds(self.blocking_s)} for it, writing "
-            f"takes {_seconds(self.writing_s)} beside the next (computed); {self.keep} kept and one being written take "
-            f"{_gb(self.on_disk_gb)}, and what every finished stage leaves {_gb(self.keep * self.total_gb)} more"
+            f"takes {_seconds(self.writing_s)} beside the next (computed); {self.keep} kept"
+            f"{', the best one' if self.best else ''} and one being written take {_gb(self.on_disk_gb)}, and what "
+            f"every finished stage leaves {_gb((self.keep + self.best) * self.total_gb)} more"
         )
 
 
@@ -66,12 +68,14 @@ def plan_checkpoint(
     learner: LearnerConfig,
     checkpoint: CheckpointConfig,
     *,
+    best: bool = False,
     storage: Storage = Storage(),
     gather_gb_s: float = Gpu().gather_gb_s,
 ) -> CheckpointPlan:
     """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks.
 
-    With LoRA the exported model is merged in float32, and the adapters lie beside it.
+    `best`: the stage is evaluated between its steps and keeps its best checkpoint too. With LoRA the exported
+    model is merged in float32, and the adapters lie beside it.
     """
     ranks, dtype, lora_rank = learner.ranks, learner.dtype, learner.lora_rank
     trained = adapter_parameters(model, lora_rank) if lora_rank else model.parameters
@@ -88,6 +92,7 @@ def plan_checkpoint(
         writing_s=max((rank_gb + model_gb) / storage.rank_gb_s, total_gb / storage.all_gb_s),
         every_steps=checkpoint.every_steps,
         keep=checkpoint.keep,
+        best=best,
     )
 
 

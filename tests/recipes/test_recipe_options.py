@@ -360,7 +360,7 @@ def test_what_nobody_would_read_is_refused(
         problem_sets(*parse([EVALUATE], ["--scale", "gpu"]))
     with pytest.raises(SystemExit, match="2"):
         launch_evaluation(EVALUATE, [*TINY, "--telemetry.wandb", "project"])
-    assert capsys.readouterr().err.startswith("error: --telemetry.wandb: it gets the numbers of training steps alone")
+    assert capsys.readouterr().err.startswith("error: --telemetry.wandb: receives metrics of training steps only")
     assert not (tmp_path / "run").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from rstar_ray import checkpointing
 from rstar_ray.checkpointing import Saving, saving
 from rstar_ray.errors import ConfigError, LearnerError, Stopped
-from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.durable import append_row, read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
 from rstar_ray.stage_progress import DataPosition, StageProgress
@@ -145,3 +145,17 @@ async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_wh
         (checkpoint.path / "b").write_text("2")
         with pytest.raises(ConfigError, match="b of learner/rank-1 is not what was written: its checksum differs"):
             await run_dir.newest_whole_checkpoint("stage1")
+
+
+async def test_the_checkpoint_with_the_best_heldout_score_is_kept_and_the_run_resumes_from_the_newest(tmp_path: Path):
+    async with slow(tmp_path) as (saves, learner, run_dir):
+        learner.may_write.set()
+        for step, score in enumerate((0.2, 0.6, 0.5, 0.6, 0.1, 0.3, 0.4, 0.2), start=1):
+            await saves.take(progress(step))
+            row = {"stage": "stage1", "step": step, "set": "held-out", "avg_at_k": score}
+            append_row(run_dir.evaluations_path, row)
+            append_row(run_dir.evaluations_path, {**row, "set": "aime", "avg_at_k": 1 - score})
+            await saves.settled()
+        assert steps(run_dir) == [4, 6, 7, 8]
+        newest = await run_dir.newest_whole_checkpoint("stage1")
+        assert newest is not None and newest.step == 8

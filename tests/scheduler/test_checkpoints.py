@@ -9,7 +9,7 @@ import pytest
 
 from actors.launch import checkpoint_space as shown
 from recipes.stage1 import STAGE_1
-from rstar_ray.config import CheckpointConfig, LearnerConfig
+from rstar_ray.config import CheckpointConfig, LearnerConfig, with_values
 from rstar_ray.config.scales import at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import QWEN3_14B
@@ -45,4 +45,13 @@ def test_a_run_shows_its_checkpoints_before_it_starts_and_refuses_a_disk_without
     assert line.endswith("700 GB are free for them")
     disk_has(600e9, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"room for 600\.0 GB .*--checkpoint\.keep 2 and one being written take 62\d"):
+        shown.checkpoint_lines([config], tmp_path, tmp_path)
+
+
+def test_a_run_that_is_evaluated_between_its_steps_needs_room_for_its_best_checkpoint_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = with_values(at_scale(STAGE_1.paper, "mi300x-64", {}), {"evaluate.every_steps": 20})
+    disk_has(700e9, tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"--checkpoint\.keep 2, the best one and one being written take 8[23]\d"):
         shown.checkpoint_lines([config], tmp_path, tmp_path)
