@@ -35,7 +35,7 @@ class LearnerRank:
     """Trains one policy together with the other ranks; see `actors.learner.learner_actor` for its Ray shell."""
 
     policy: Policy
-    reference: Policy | None  # of a KL term, whole on every rank in the forward pass's type
+    reference: Policy | None  # of --algorithm.reference-model, whole on every rank in the forward pass's type
     state: "LearnerState"
 
     def __init__(self, config: RunConfig, model: Path, rank: int = 0) -> None:
@@ -74,7 +74,7 @@ class LearnerRank:
         attention_kernels.refuse_unfit(learner, policy.language_model.config, self.device)
         self._start_engine(policy)
         self.reference = None
-        if config.algorithm.kl_coefficient:
+        if config.algorithm.reference_model:
             reference = self._load(Path(config.algorithm.reference_model))
             self.reference = reference.to(self.device).requires_grad_(False).eval()
         refuse_changed_logits(self.policy, self.engine, self.device, learner)

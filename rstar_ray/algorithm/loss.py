@@ -204,7 +204,7 @@ def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
         advantages_N=torch.tensor([1.0, 1.0, -1.0, -1.0]),
         weights_N=ones_N / 4,
         rows_N=torch.tensor([0, 0, 1, 1]),
-        ref_logprobs_N=-ones_N,
+        ref_logprobs_N=-1.2 * ones_N,
     )
     loss, _ = policy_loss(tokens, replace(algorithm, correction="none"), rule)
     loss.backward()

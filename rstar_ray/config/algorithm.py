@@ -15,6 +15,11 @@ TRUNCATED = where(
     lambda config: config.correction in ("token", "sequence"),
     "give --algorithm.correction token or sequence, or leave it out",
 )
+READ_BY_THE_LOSS = where(
+    "algorithm.kl_coefficient",
+    lambda config: config.algorithm.kl_coefficient > 0 or ":" in config.algorithm.loss,
+    "give --algorithm.kl-coefficient or a loss of your own, or leave it out",
+)
 Normalisation = Literal["token", "group", "sequence", "constant"]
 Correction = Literal["auto", "none", "sampler", "token", "sequence", "icepop"]
 SAMPLER_DUAL_CLIP = 3.0
@@ -92,8 +97,9 @@ class AlgorithmConfig:
     kl_coefficient: Annotated[float, at_least(0)] = 0.0
     """weight of the KL term (beta, kl_loss_coef): Schulman's k3 estimate, to --algorithm.reference-model; the paper has
     none (kl in metrics.jsonl)"""
-    reference_model: Annotated[str, not_with("algorithm.kl_coefficient", 0.0)] = ""
-    """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
+    reference_model: Annotated[str, READ_BY_THE_LOSS] = ""
+    """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0. A
+    loss of your own finds its log-probs in `ref_logprobs_N`, also without a KL term"""
     correction: Correction = "auto"
     """how the loss allows for tokens that another policy sampled: the engine's kernels differ from the learner's, and
     with --staleness its weights are older. sampler: the sampler is the old policy of the loss (Eq. 6 as it is written);

@@ -1,0 +1,20 @@
+"""On-policy distillation: the policy samples, and a larger model of the same vocabulary teaches token by token.
+
+python recipes/stage1.py --model STUDENT --algorithm.reference-model TEACHER --own-folder examples \\
+    --algorithm.loss distillation:reverse_kl --algorithm.resample none --algorithm.no-reject-equal-reward
+
+The loss is the policy gradient of the reverse KL divergence, KL(policy || teacher), as in MiniLLM (arXiv:2306.08543)
+and GKD (arXiv:2306.13649) with on-policy data. Each rank of the learner holds the teacher; rewards are only measured.
+"""
+
+import torch
+from torch import Tensor
+
+
+def reverse_kl(tokens, algorithm) -> Tensor:
+    """The loss [N] of each sampled token: its ratio times log policy - log teacher, which is held fixed.
+
+    The gradient's expectation over sampled tokens is that of the KL divergence of the next token.
+    """
+    gap_N = (tokens.logprobs_N - tokens.ref_logprobs_N).detach()
+    return torch.exp(tokens.logprobs_N - tokens.old_logprobs_N) * gap_N
