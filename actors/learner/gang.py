@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
@@ -23,13 +23,16 @@ from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_ro
 from actors.service import LossBudget
 from actors.weights.transfer import EngineSeat, Publication
 from rstar_ray.algorithm.update import SftExample, UpdateResult
-from rstar_ray.config import RunConfig
+from rstar_ray.config import AlgorithmConfig, RunConfig, own_rules
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import fail, unless_failed, within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.rollouts import TrainingRow
 from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
+
+if TYPE_CHECKING:
+    from actors.learner.policy import RankFacts  # imports torch
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +130,7 @@ class Learner:
         ((host, port),) = await self._gathered([first])
         async with self._turn():
             facts = await self._everywhere(lambda rank: rank.start(host, port), "loading the model", seconds)
+        refuse_differing_rules(facts, self.config.algorithm)
         self._facts = facts[0]
         self._lost = asyncio.get_running_loop().create_future()
         for rank in self._ranks:
@@ -401,4 +405,16 @@ def refuse_unseen(written: Mapping[Path, WrittenFile]) -> None:
             raise LearnerError(
                 f"{file.by} wrote {path.name} to {path.parent}, and it is not there for the driver: the run "
                 "directory must be on a file system that every node sees"
+            )
+
+
+def refuse_differing_rules(facts: "Sequence[RankFacts]", algorithm: AlgorithmConfig) -> None:
+    """Raise `ConfigError` where the modules of the user's rules differ between ranks, by their digests."""
+    for rank, theirs in enumerate(facts):
+        if theirs.own_rules != facts[0].own_rules:
+            modules = {name for name, _ in theirs.own_rules.items() ^ facts[0].own_rules.items()}
+            raise ConfigError(
+                f"--algorithm: {', '.join(own_rules(algorithm))}",
+                f"learner/rank-{rank} has another {min(modules)} than learner/rank-0",
+                "give every node the same --own-folder",
             )

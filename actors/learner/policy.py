@@ -1,6 +1,7 @@
 """The policy as the learner holds it: a Hugging Face causal LM that answers with log-probabilities of chosen tokens."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,6 +83,7 @@ class RankFacts:
     num_parameters: int
     max_context_tokens: int
     attention_tokens: float  # length at which attention costs as much as the rest of the model
+    own_rules: Mapping[str, str] = field(default_factory=dict[str, str])  # digests of the modules of the user's rules
 
 
 def rank_facts(policy: Policy, num_parameters: int) -> RankFacts:

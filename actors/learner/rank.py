@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from actors.launch.changed_settings import rule_digests
 from actors.learner import attention_kernels, checkpoint, deepspeed_start, model_files
 from actors.learner.adapters import add_adapters
 from actors.learner.file_writer import FileWriter
@@ -108,7 +109,7 @@ class LearnerRank:
     def facts(self) -> RankFacts:
         """What the front plans with."""
         num_parameters = sum(torch.Size(shape).numel() for shape in self.state.shapes.values())
-        return rank_facts(self.policy, num_parameters)
+        return replace(rank_facts(self.policy, num_parameters), own_rules=rule_digests(self.config))
 
     def memory_bytes(self) -> dict[str, int]:
         """Of this process on the host, and the most that it has held on its device; safe from any thread."""

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from actors.health.heartbeat import Heartbeat
 from actors.learner import gang
-from actors.learner.gang import MAX_LOSSES_IN_A_ROW, Learner, first_start, with_restarts
+from actors.learner.gang import MAX_LOSSES_IN_A_ROW, Learner, first_start, refuse_differing_rules, with_restarts
+from actors.learner.policy import RankFacts
 from actors.learner.rank_client import Rank, may_pass
 from actors.remote import ReplyCache
 from actors.service import State
+from rstar_ray.config import AlgorithmConfig
 from rstar_ray.errors import ConfigError, LearnerError, RankLost
 from rstar_ray.run_dir.manifest import WrittenFile
 from tests import derived
@@ -46,6 +49,9 @@ def test_what_would_happen_again_does_not(cause: Exception):
 
 
 # ---------------------------------------------------------------- ranks
+
+
+FACTS = RankFacts(num_parameters=1, max_context_tokens=2, attention_tokens=3.0)
 
 
 class FakeRank:
@@ -167,7 +173,7 @@ class New(FakeRank):
         if method == self.fails_at and self.failure is not None:
             raise self.failure
         reply = await super().answer(name, *given)
-        return {"address": ("10.0.0.1", 1), "probe": reply}.get(method)
+        return {"address": ("10.0.0.1", 1), "probe": reply, "start": FACTS}.get(method)
 
 
 class KillsTheSilent:
@@ -368,3 +374,11 @@ def test_over_a_line_that_loses_questions_and_answers_every_call_is_done_once():
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert str(list(range(1, 21))) in ended.stdout, ended.stderr
     assert "could not be reached and answers again" in ended.stderr
+
+
+def test_rules_that_differ_between_ranks_are_refused_by_the_name_of_their_module():
+    facts = [replace(FACTS, own_rules={"mine": digest}) for digest in ("a", "a", "b")]
+    algorithm = AlgorithmConfig(loss="mine:loss")
+    refuse_differing_rules(facts[:2], algorithm)
+    with pytest.raises(ConfigError, match=r"mine:loss: learner/rank-2 has another mine than learner/rank-0"):
+        refuse_differing_rules(facts, algorithm)
