@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.launch.ray_connection import connect
-from rstar_ray.config import Condition, RunConfig, idle, with_values
+from rstar_ray.config import Condition, RunConfig, differences, idle, with_values
 from rstar_ray.config.options import HELP, given, options_of, spelled, split_config_file, with_config_file
 from rstar_ray.config.protocols import PROTOCOLS
 from rstar_ray.config.recipe import Recipe
@@ -54,12 +54,14 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     of_stage = [recipe.paper.stage for recipe in recipes] == ["evaluate"] and _stage_of(of_file) in STAGES
     if of_stage:  # a stage's settings, of its run directory: the policy to evaluate is not the one that it started from
         of_file = [word for word in of_file if word.partition("=")[0] not in OF_TRAINING]
+    scale = _scale([*of_file, *own])
+    defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
+    if len(recipes) > 1 and _stage_of(of_file):
+        defaults, of_file = _with_stage_file(defaults, of_file), []
     argv = [*of_file, *own]
-    scale = _scale(argv)
     protocol = _options(PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")])
     # Of two equal options the last counts. A protocol's options stand right before the words that chose it.
     words = [*of_file, *protocol, *own] if "--evaluate.protocol" in given(own) else [*protocol, *argv]
-    defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
     if HELP & set(argv):
         _parse_one(_shown(defaults), words)  # exits
     configs: list[RunConfig] = []
@@ -76,6 +78,19 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     for line in idle_lines(configs, asked):
         log.info(line)
     return configs
+
+
+def _with_stage_file(defaults: Sequence[RunConfig], of_file: Sequence[str]) -> list[RunConfig]:
+    """The defaults of several stages with a file of one of them: it holds for its stage, and what differs there from
+    that stage's defaults holds for the others too. Raises `ConfigError` where its stage is none of these.
+    """
+    stage = _stage_of(of_file)
+    own = next((default for default in defaults if default.stage == stage), None)
+    if own is None:
+        stages = ", ".join(default.stage for default in defaults)
+        raise ConfigError("--config", f"its stage is none of this recipe (got {stage})", f"give a file of {stages}")
+    changed = differences(_parse_one(own, of_file), own)
+    return [with_values(default, changed) for default in defaults]
 
 
 def config_in(file: str) -> RunConfig:

@@ -116,6 +116,25 @@ def test_a_run_writes_its_settings_beside_config_json(tmp_path: Path, monkeypatc
     assert same == asdict(configs[0])
 
 
+def test_the_whole_recipe_takes_the_file_of_one_stage(tmp_path: Path):
+    """It holds for its stage; what was changed there (not its own budgets) holds for the others."""
+    mine = ["--scale", "tiny", "--run-dir", str(tmp_path), "--seed", "5", "--sandbox.slots", "3", "--steps", "7"]
+    (trained,) = parse([STAGE_1], [*mine, "--evaluate.samples", "3"])
+    unused = idle(trained)
+    text = as_toml({name: value for name, value in leaves(trained).items() if name not in unused})
+    file = written(tmp_path / "stage1.toml", text)
+    sft, first, third = parse([SFT, STAGE_1, STAGE_3], ["--config", file, "--evaluate.samples", "2"])
+    assert (first.steps, third.steps, sft.sft.steps) == (7, 7, parse([SFT], ["--scale", "tiny"])[0].sft.steps)
+    assert {(one.scale, one.seed, one.sandbox.slots, one.evaluate.samples) for one in (sft, first, third)} == {
+        ("tiny", 5, 3, 2)
+    }
+    assert first.rollout.max_response_tokens == trained.rollout.max_response_tokens
+    (default,) = parse([STAGE_3], ["--scale", "tiny"])
+    assert third.rollout == default.rollout != first.rollout
+    with pytest.raises(ConfigError, match=r"^--config: .*got stage1"):
+        parse([SFT, STAGE_3], ["--config", file])
+
+
 def no_checks(run: RunConfig) -> tuple[()]:
     return ()
 
