@@ -172,6 +172,7 @@ class RolloutTools:
         self._tools = tools
         self._rollout_id = state.request.rollout_id
         self._problem = state.request.problem
+        self._environment = self._problem.environment or tools.environment
         self._memories = dict(state.memories)
         self._locks: dict[str, asyncio.Lock] = {}
         self.entries = {self._entry(name) for name in state.memories}
@@ -208,10 +209,10 @@ class RolloutTools:
     async def _of_environment(
         self, arguments: Mapping[str, Any], *, ended: StopReason | None = None
     ) -> tuple[HostAnswer, ToolMemory]:
-        entry = self._tools.environment
+        entry = self._environment
         answer = await self._with_memory(ENVIRONMENT, entry, arguments, ENVIRONMENT_DEADLINE_S, ended=ended)
         if answer.outcome is not Outcome.OK or answer.memory is None:
-            raise ToolError(f"--tools.environment {entry}: {answer.text}")
+            raise ToolError(f"environment {entry}: {answer.text}")
         return answer, answer.memory
 
     def close(self) -> None:
@@ -244,4 +245,4 @@ class RolloutTools:
             return answer
 
     def _entry(self, name: str) -> str:
-        return self._tools.environment if name == ENVIRONMENT else self._tools.specs[name].entry
+        return self._environment if name == ENVIRONMENT else self._tools.specs[name].entry

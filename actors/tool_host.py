@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 from actors.health.heartbeat import Heartbeat, heartbeat
 from actors.remote import in_group, probe_of
 from actors.service import Service, ServiceActor
-from rstar_ray.config import ToolsConfig
+from rstar_ray.config import ToolsConfig, own_environments
 from rstar_ray.errors import RStarError
 from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost
 from rstar_ray.tools.loader import load_environment, load_tools
@@ -95,10 +95,9 @@ class ToolHostActor(ServiceActor):
 
 
 def planned_hosts(config: ToolsConfig, specs: Sequence[ToolSpec]) -> dict[str, tuple[str, bool]]:
-    """(entry, is it the environment) by name: `config.hosts` for every entry that needs an actor."""
+    """(entry, is it an environment) by name: `config.hosts` for every entry that needs an actor."""
     entries = {spec.entry: False for spec in specs if spec.runs in ("actor", "actor with state")}
-    if config.environment:
-        entries[config.environment] = True
+    entries |= dict.fromkeys(own_environments(config), True)
     return {name: entry for entry in entries.items() for name in host_names(entry[0], config.hosts)}
 
 

@@ -262,6 +262,8 @@ def write(prepared: Prepared, config: PrepareConfig) -> None:
 
         if any("metadata" in row for row in rows):  # as text: a column has one type, the rows' objects may not
             rows = [row | {"metadata": json.dumps(row["metadata"]) if "metadata" in row else None} for row in rows]
+        if any("environment" in row for row in rows):
+            rows = [row | {"environment": row.get("environment")} for row in rows]
         buffer = io.BytesIO()
         parquet.write_table(arrow.Table.from_pylist(rows), buffer)
         write_bytes(config.out, buffer.getvalue())

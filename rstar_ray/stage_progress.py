@@ -87,14 +87,16 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
     """
     if progress.step == 0 or progress.data == data:
         return
-    option, path, kind = "--data.train", config.data.train, "problems"
+    option, path, kind, back = "--data.train", config.data.train, "problems", "as it was"
+    if config.data.train:
+        back += " (a stage begun by commit 03da9a9 or before: without the columns that became metadata since)"
     if config.stage == "sft":
-        option, path, kind = "--sft.data", config.sft.data, "conversations"
+        option, path, kind, back = "--sft.data", config.sft.data, "conversations", "as it was"
     raise ConfigError(
         option,
         f"{config.stage} stands at step {progress.step} of other {kind} than {path or 'the tiny world'} has now, and "
         "would draw some twice and others never",
-        f"bring the file back as it was, throw {config.stage} away (python -m rstar_ray.run_dir forget), or name a new "
+        f"bring the file back {back}, throw {config.stage} away (python -m rstar_ray.run_dir forget), or name a new "
         "--run-dir, with a policy of this one as its --model",
     )
 

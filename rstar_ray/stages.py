@@ -231,14 +231,16 @@ def _log_inactive_format(config: RunConfig, problems: Sequence[Problem]) -> None
     """A line where resampling has no format to penalise: the penalty then only counts failed calls."""
     if config.algorithm.resample not in ("paper", "release") or not config.algorithm.roc_answer_format:
         return
-    rules = {one.reward or config.reward.name for one in problems if answer_place(config.reward, one) is None}
-    without = [f"reward {rule}" for rule in sorted(rules)]
-    if config.tools.environment:
-        without = [f"environment {config.tools.environment}"]
+    without = set[str]()
+    for one in problems:
+        if environment := one.environment or config.tools.environment:
+            without.add(f"environment {environment}")
+        elif answer_place(config.reward, one) is None:
+            without.add(f"reward {one.reward or config.reward.name}")
     if without:
         log.info(
-            f"{config.stage}: --algorithm.roc-answer-format is inactive with {', '.join(without)}: no marked answer is "
-            "read there, so failed tool calls alone decide which correct rollouts are kept"
+            f"{config.stage}: --algorithm.roc-answer-format is inactive with {', '.join(sorted(without))}: no marked "
+            "answer is read there, so failed tool calls alone decide which correct rollouts are kept"
         )
 
 

@@ -22,12 +22,14 @@ class Problem:
     difficulty: float = 0.0
     reward: str = ""  # the rule that judges it; empty: --reward.name
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for rewards, tools, environments
+    environment: str = ""  # that plays its rollouts; empty: --tools.environment
 
     def as_row(self) -> dict[str, Any]:
-        """The row of a problem file, without `metadata` where it is empty."""
+        """The row of a problem file, without `metadata` and `environment` where they are empty."""
         row = asdict(self)
-        if not self.metadata:
-            del row["metadata"]
+        for name in ("metadata", "environment"):
+            if not row[name]:
+                del row[name]
         return row
 
 

@@ -226,6 +226,7 @@ class GenerationWorker:
             return await self._metrics.timed(Activity.GENERATE, rollout_id, sampling)
 
         tools = self._tools.open(state)
+        plays = bool(state.request.problem.environment or self._tools.environment)
 
         async def execute(call: ToolCall) -> ToolResult:
             return await self._metrics.timed(Activity.TOOL, rollout_id, tools.execute(call))
@@ -243,8 +244,8 @@ class GenerationWorker:
                 generate=generate,
                 execute=execute,
                 chat=self._chat,
-                converse=converse if self._tools.environment else None,
-                ended=ended if self._tools.environment else None,
+                converse=converse if plays else None,
+                ended=ended if plays else None,
                 go_on=self._turn_finished,
             )
             if state.stop_reason is None:

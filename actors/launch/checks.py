@@ -20,7 +20,7 @@ from actors.launch.start_model import chat_of, check_context, check_heads, start
 from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.config import RunConfig, own_rewards, with_values
+from rstar_ray.config import RunConfig, own_environments, own_rewards, with_values
 from rstar_ray.config.scales import check_gpu_here
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
@@ -178,8 +178,9 @@ def _own_code(start: Start) -> None:
     for name in own_rewards(config.reward):
         option = "--reward.name" if name == config.reward.name else "--reward.functions"
         check_own_reward(name, own_folder(config), option=option)
-    if config.tools.environment:
-        check_environment(config.tools.environment, own_folder(config))
+    for name in own_environments(config.tools):
+        option = "--tools.environment" if name == config.tools.environment else "--tools.environments"
+        check_environment(name, own_folder(config), option=option)
 
 
 def _rules(start: Start) -> None:

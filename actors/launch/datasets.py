@@ -8,7 +8,7 @@ from pathlib import Path
 from rstar_ray.agent.rollout import ExecuteFn
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.template import ChatFormat, TokenizerChat
-from rstar_ray.config import RunConfig
+from rstar_ray.config import RunConfig, own_environments
 from rstar_ray.data.conversation import Conversation
 from rstar_ray.data.problems import load_problems, random_subset
 from rstar_ray.data.sft import encode
@@ -58,6 +58,14 @@ def _from_file(option: str, path: str, config: RunConfig, *, integer_answers: bo
     except ConfigError as refused:
         raise ConfigError(f"{option} {refused.field}", refused.problem, refused.hint) from None
     refuse_truths(problems, config.reward, f"{option} {Path(path).name}")
+    allowed = own_environments(config.tools)
+    for problem in problems:
+        if problem.environment and problem.environment not in allowed:
+            raise ConfigError(
+                f"{option} {Path(path).name}, problem {problem.id!r}",
+                f"its environment {problem.environment!r} is not among --tools.environments",
+                "add it there",
+            )
     return problems
 
 

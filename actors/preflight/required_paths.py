@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rstar_ray.config import RunConfig, own_rewards, own_rules, with_values
+from rstar_ray.config import RunConfig, own_environments, own_rewards, own_rules, with_values
 from rstar_ray.telemetry.traces import is_address
 
 
@@ -40,7 +40,12 @@ def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
         needed.append(Needed(option="--chat.template", path=_absolute(template), holds="file"))
     if schema := config.chat.tool_schema:
         needed.append(Needed(option="--chat.tool-schema", path=_absolute(schema), holds="file"))
-    named = (*own_rewards(config.reward), *own_rules(config.algorithm), config.tools.environment, *config.tools.use)
+    named = (
+        *own_rewards(config.reward),
+        *own_rules(config.algorithm),
+        *own_environments(config.tools),
+        *config.tools.use,
+    )
     if own := tuple(entry for entry in named if ":" in entry):
         needed.append(Needed(option="--own-folder", path=_absolute(config.own_folder), holds="code", entries=own))
     return needed

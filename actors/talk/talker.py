@@ -27,7 +27,7 @@ from rstar_ray.chat.resolve import thinking_switches
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
-from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, with_values
+from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, own_environments, with_values
 from rstar_ray.config.checks import at_least, at_most, check_bounds, within
 from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.config.scales import at_scale, detect_scale, local_resources
@@ -62,7 +62,7 @@ class TalkConfig:
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
     def __post_init__(self) -> None:
-        if self.tools.environment:
+        if own_environments(self.tools):
             raise ConfigError("--tools.environment", "in a talk the person answers", "leave it out")
         check_bounds("", self)
 
@@ -178,7 +178,9 @@ async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) 
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
     chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
-    for line in asked_otherwise(folder, config, but=("tools.environment",)):  # in a talk the person is there for it
+    for line in asked_otherwise(
+        folder, config, but=("tools.environment", "tools.environments")
+    ):  # in a talk the person is there for it
         print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is no part of them
     from actors.generation.engine import Engine
     from actors.generation.served_adapter import adapter_to_serve

@@ -10,7 +10,7 @@ from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import Condition, conditions, idle
-from rstar_ray.config.own_code import REWARDS, RewardConfig, ToolsConfig, own_rewards, own_rules
+from rstar_ray.config.own_code import REWARDS, RewardConfig, ToolsConfig, own_environments, own_rewards, own_rules
 from rstar_ray.config.rollout import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
 from rstar_ray.config.telemetry import TelemetryConfig
@@ -53,6 +53,7 @@ __all__ = [
     "idle",
     "leaves",
     "may_change",
+    "own_environments",
     "own_rewards",
     "own_rules",
     "same_answers",

@@ -20,7 +20,12 @@ _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def is_reward(name: str) -> bool:
     """Whether this names a rule, or has the form of a user's function."""
-    return name in REWARDS or _ENTRY.fullmatch(name) is not None
+    return name in REWARDS or is_entry(name)
+
+
+def is_entry(name: str) -> bool:
+    """Whether this has the form of a user's object."""
+    return _ENTRY.fullmatch(name) is not None
 
 
 def has_own(config: Any) -> bool:
@@ -39,15 +44,20 @@ def own_rewards(reward: "RewardConfig") -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in (reward.name, *reward.functions) if ":" in name))
 
 
+def own_environments(tools: "ToolsConfig") -> tuple[str, ...]:
+    """The environments that the settings name, each once."""
+    return tuple(dict.fromkeys(name for name in (tools.environment, *tools.environments) if name))
+
+
 def has_own_tools(config: Any) -> bool:
-    return bool(config.tools.environment) or any(":" in entry for entry in config.tools.use)
+    return bool(own_environments(config.tools)) or any(":" in entry for entry in config.tools.use)
 
 
 OWN_REWARD = where(
     "reward.name", lambda config: bool(own_rewards(config.reward)), "give module:function", warn_only=True
 )
 OWN_ENVIRONMENT = where(
-    "tools.environment", lambda config: bool(config.tools.environment), "give module:object", warn_only=True
+    "tools.environment", lambda config: bool(own_environments(config.tools)), "give module:object", warn_only=True
 )
 OWN_TOOL = where("tools.use", has_own_tools, "give module:object", warn_only=True)
 
@@ -98,6 +108,8 @@ class ToolsConfig:
     environment: str = ""
     """module:object that answers every turn without a call, such as a dialogue partner or a game; empty: that turn is
     the last"""
+    environments: tuple[str, ...] = ()
+    """environments, module:object, that a problem may name in its column `environment`, in place of the one above"""
     max_calls_per_turn: Annotated[int, at_least(1)] = 16
     """calls of one turn that are run; those beyond are told so and count as failed"""
     max_environment_turns: Annotated[int, OWN_ENVIRONMENT, at_least(1)] = 30
@@ -111,5 +123,8 @@ class ToolsConfig:
             named = entry == "python" or _ENTRY.fullmatch(entry) is not None
             require(named, "--tools.use", f"{entry!r} is no tool", "give python, or module:object")
             require(self.use.count(entry) == 1, "--tools.use", f"{entry} stands there twice", "name it once")
-        named = not self.environment or _ENTRY.fullmatch(self.environment) is not None
-        require(named, "--tools.environment", f"{self.environment!r} is no environment", "give module:object")
+        for option, entry in [
+            ("environment", self.environment or "a:b"),
+            *(("environments", one) for one in self.environments),
+        ]:
+            require(is_entry(entry), f"--tools.{option}", f"{entry!r} is no environment", "give module:object")

@@ -7,11 +7,11 @@ OpenMathReasoning (`expected_answer`), DeepMath (`question`, `final_answer`), GS
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rstar_ray.config.own_code import REWARDS, is_reward
+from rstar_ray.config.own_code import REWARDS, is_entry, is_reward
 from rstar_ray.errors import ConfigError
 from rstar_ray.reward.find import last_boxed
 
@@ -20,6 +20,8 @@ ANSWER_COLUMNS = ("answer", "expected_answer", "final_answer", "reward_model.gro
 ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "problem_idx", "extra_info.index", "index", "idx")
 FAMILY_COLUMNS = ("family", "subject", "topic", "problem_source")
 DIFFICULTY_COLUMNS = ("difficulty", "level")
+MAX_METADATA_CHARS = 65_536
+"""Of a row's metadata as JSON: it travels with every rollout of the problem."""
 MATHEMATICS = ("", "math")
 """What a row names as its reward where its answer is one of mathematics, such as every row of the sets above."""
 _DAPO_FRAME = re.compile(
@@ -57,6 +59,7 @@ class RawProblem:
     difficulty: float = 0.0
     reward: str = ""  # the rule that judges it
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    environment: str = ""
 
 
 def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", id_column: str = "") -> Columns:
@@ -98,6 +101,7 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
     named = _value(fields, "reward")  # looked for in every row: of sets of several kinds only some name one
     reward = known_reward(named.strip(), where) if isinstance(named, str) else ""  # a number is some set's score
     answer = _value(fields, columns.answer)
+    environment = _value(fields, "environment")  # of some sets it is something else
     return RawProblem(
         problem=_problem_text(_value(fields, columns.problem), f"{where}, {columns.problem}"),
         answer=_answer_text(answer, columns.answer, f"{where}, {columns.answer}", reward=reward),
@@ -106,6 +110,7 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
         difficulty=_difficulty(_value(fields, columns.difficulty)) if columns.difficulty else 0.0,
         reward=reward,
         metadata=_metadata(fields),
+        environment=environment if isinstance(environment, str) and is_entry(environment) else "",
     )
 
 
@@ -123,6 +128,36 @@ def known_reward(named: str, where: str) -> str:
         hint = f"give {', '.join(REWARDS)} or module:function, or leave it out"
         raise ConfigError(where, f"reward {named!r} is unknown", hint)
     return named
+
+
+def known_environment(named: object, where: str) -> str:
+    """The `module:object` that a row names as its environment; it may name none. Raises `ConfigError` otherwise."""
+    if named is None or named == "":
+        return ""
+    if not isinstance(named, str) or not is_entry(named):
+        raise ConfigError(where, f"environment {named!r} is not module:object", "name one of --tools.environments")
+    return named
+
+
+def other_columns(fields: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
+    """A row's columns that are not `known`, without empty ones and those that JSON cannot hold, such as dates.
+
+    Raises `ConfigError` where they are longer than `MAX_METADATA_CHARS`.
+    """
+    found: dict[str, Any] = {}
+    size = 0
+    for name in fields.keys() - set(known):
+        try:
+            text = json.dumps(fields[name], allow_nan=False)
+        except (TypeError, ValueError):
+            continue
+        if text != "null":
+            found[name] = json.loads(text)
+            size += len(name) + len(text)
+    if size > MAX_METADATA_CHARS:
+        problem = f"its other columns hold {size:,} characters, above {MAX_METADATA_CHARS:,}"
+        raise ConfigError(where, f"{problem} ({', '.join(sorted(found))})", "remove the columns that nothing reads")
+    return dict(sorted(found.items()))
 
 
 def known_metadata(value: object, where: str) -> dict[str, Any]:

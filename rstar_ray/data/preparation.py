@@ -112,6 +112,7 @@ def _problem(row: RawProblem, rules: Rules) -> Problem:
         difficulty=row.difficulty,
         reward=row.reward,
         metadata=row.metadata,
+        environment=row.environment,
     )
 
 

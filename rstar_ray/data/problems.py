@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.data.columns import known_metadata, known_reward, plain_text
+from rstar_ray.data.columns import known_environment, known_metadata, known_reward, other_columns, plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.seeds import derive_seed
 from rstar_ray.trajectory import Problem
 
+KNOWN = ("id", "problem", "answer", "family", "difficulty", "reward", "environment", "metadata")
+
 
 def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
     """Problems from jsonl, json, csv or parquet rows of {"id", "problem", "answer"}; whole numbers count as text.
 
-    `family` (string), `difficulty` (number), `reward` (the rule that judges this problem) and `metadata` (an object,
-    for rewards, tools and environments) are taken where present.
+    `family` (string), `difficulty` (number), `reward` (the rule that judges this problem) and `environment` (that plays
+    it) are taken where present. `metadata` (an object) and all other columns become the problem's metadata, which
+    rewards, tools and environments read; the policy never sees it.
     Raises `ConfigError` naming file, row (from 1) and field for the first row that cannot be used.
     """
     path = Path(path)
@@ -55,8 +58,11 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
     if not isinstance(row, Mapping):
         raise ConfigError(where, "is not an object", 'write {"id", "problem", "answer"}')
     fields: dict[str, Any] = {str(name): value for name, value in row.items()}
-    id_, problem, answer = (_text(fields, name, where) for name in ("id", "problem", "answer"))
-    if integer_answers and not fields.get("reward") and not re.fullmatch(r"[+-]?\d+", answer):
+    environment = known_environment(fields.get("environment"), where)
+    id_, problem = _text(fields, "id", where), _text(fields, "problem", where)
+    judged = bool(environment and not fields.get("answer"))  # by the environment, without a true answer
+    answer = "" if judged else _text(fields, "answer", where)
+    if integer_answers and not environment and not fields.get("reward") and not re.fullmatch(r"[+-]?\d+", answer):
         hint = "give an integer, or allow other answers with --data.no-integer-answers"
         raise ConfigError(where, f"answer {answer!r} is not an integer", hint)
     family, difficulty = fields.get("family") or "", fields.get("difficulty") or 0.0
@@ -72,7 +78,8 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
         family=family,
         difficulty=float(difficulty),
         reward=reward,
-        metadata=known_metadata(fields.get("metadata"), where),
+        metadata=other_columns(fields, KNOWN, where) | known_metadata(fields.get("metadata"), where),
+        environment=environment,
     )
 
 

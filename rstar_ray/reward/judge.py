@@ -176,10 +176,13 @@ TRUTHS: dict[str, tuple[Callable[[str], object], str]] = {
 def refuse_truths(problems: Sequence[Problem], config: RewardConfig, option: str) -> None:
     """Raise `ConfigError` for the first truth that its reward cannot judge by, before anything starts.
 
-    So for a row that names a function which the settings do not: a file of data must not choose what code runs.
+    So for a row that names a function which the settings do not: a file of data must not choose what code runs. A row
+    that names an environment gets its reward from that.
     """
     allowed = own_rewards(config)
     for problem in problems:
+        if problem.environment:
+            continue
         where, rule = f"{option}, problem {problem.id!r}", problem.reward or config.name
         if ":" in rule and rule not in allowed:
             raise ConfigError(where, f"its reward {rule!r} is not among --reward.functions", "add it there")

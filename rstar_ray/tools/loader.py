@@ -37,9 +37,9 @@ def tool_specs(entries: Sequence[str], folder: str) -> list[ToolSpec]:
     return specs
 
 
-def check_environment(entry: str, folder: str) -> None:
+def check_environment(entry: str, folder: str, *, option: str = "--tools.environment") -> None:
     """Raises `ConfigError` for an environment that cannot be imported or lacks a method."""
-    _described("--tools.environment", [f"environment {entry}"], folder)
+    _described(option, [f"environment {entry}"], folder)
 
 
 def load_tools(entry: str) -> list[Tool]:

@@ -63,6 +63,11 @@ class Counting:
     async def close(self) -> None: ...
 
 
+class Other(Counting):
+    async def reply(self, said: str) -> Any:
+        return Reply(text=f"other: {said}")
+
+
 SHOUT = Tool(name="shout", description="?", parameters=TEXT, function=shout)
 WORDS = Tool(name="words", description="?", parameters=TEXT, state=Words)
 KEPT = Tool(name="kept", description="?", parameters=TEXT, state=KeptWords)
@@ -292,6 +297,16 @@ async def test_an_environment_answers_and_one_that_fails_is_our_error():
     one = tools.open(start())
     reply, memory = await one.converse("hello")
     assert (reply.text, memory.calls) == ("turn 1", 1)
-    with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: the environment Counting gave str"):
+    with pytest.raises(ToolError, match=r"environment mine:Counting: the environment Counting gave str"):
         await one.converse("bad")
     assert (await tools.open(start()).converse("done"))[0].reward == 1.0
+
+
+async def test_a_problem_is_played_in_the_environment_that_it_names():
+    tools, hosts = tools_of()
+    hosts["mine:Other"] = FakeHost(lambda: ToolHost(environment=Other))
+    tools.hosts = {**tools.hosts, "mine:Other": [Remote[ToolHostActor](hosts["mine:Other"], "mine:Other")]}
+    began = start()
+    named = replace(began.request, problem=replace(began.request.problem, environment="mine:Other"))
+    texts = [(await tools.open(one).converse("hello"))[0].text for one in (began, replace(began, request=named))]
+    assert texts == ["turn 1", "other: hello"]

@@ -61,6 +61,7 @@ def test_metadata_and_the_functions_that_rows_name_are_kept(suffix: str, tmp_pat
         {"problem": "first", "answer": "7", "metadata": {"points": 3}},
         {"problem": "second", "answer": "a text", "reward": "mine:close", "metadata": {"points": "many"}},
         {"problem": "third", "answer": "5", "metadata": "from somewhere"},
+        {"problem": "fourth", "answer": "6", "environment": "mine:Game"},
     ]
     source = write(tmp_path / "raw.jsonl", *rows)
     main([source, "--out", str(tmp_path / f"set.{suffix}")])
@@ -70,7 +71,9 @@ def test_metadata_and_the_functions_that_rows_name_are_kept(suffix: str, tmp_pat
         ("", {"points": 3}),
         ("mine:close", {"points": "many"}),
         ("", {}),
+        ("", {}),
     ]
+    assert [one.environment for one in problems] == ["", "", "", "", "mine:Game"]
 
 
 def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import combinations
 from pathlib import Path
 
@@ -196,9 +197,25 @@ def test_a_problem_may_carry_metadata_and_the_reward_function_that_judges_it(tmp
     assert len({problems[1], other}) == 2  # still usable as keys
 
 
+def test_other_columns_become_metadata_and_a_row_may_name_its_environment(tmp_path: Path):
+    row = GOOD | {"size": 4, "empty": None, "when": "today", "metadata": {"size": 5, "more": [1]}}
+    game = {"id": "b", "problem": "Play.", "environment": "mine:Game", "board": [[0, 1]]}
+    problems = load_problems(write_rows(tmp_path / "set.jsonl", row, game), integer_answers=True)
+    assert problems[0].metadata == {"size": 5, "when": "today", "more": [1]}
+    assert (problems[1].environment, problems[1].answer, problems[1].metadata) == ("mine:Game", "", {"board": [[0, 1]]})
+    assert load_problems(write_rows(tmp_path / "again.jsonl", problems[1].as_row()), integer_answers=True) == [
+        problems[1]
+    ]
+    dated = [{"id": "a", "problem": "?", "answer": "1", "when": datetime(2026, 1, 1), "size": 4}]
+    parquet.write_table(arrow.Table.from_pylist(dated), tmp_path / "set.parquet")
+    assert load_problems(tmp_path / "set.parquet", integer_answers=True)[0].metadata == {"size": 4}
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        (GOOD | {"id": "b", "environment": "mine.Game"}, "row 2: environment 'mine.Game' is not module:object"),
+        (GOOD | {"id": "b", "text": "x" * 70_000}, r"row 2: its other columns hold 70,006 characters.* \(text\)"),
         (GOOD | {"id": "b", "metadata": [1]}, "row 2: metadata is list, not an object"),
         (GOOD | {"id": "b", "metadata": "words"}, "row 2: metadata is not JSON"),
         (GOOD | {"id": "b", "reward": "mine.close"}, "row 2: reward 'mine.close' is unknown"),
