@@ -58,6 +58,20 @@ class Tab:
             await asyncio.sleep(0.05)
         raise TimeoutError(f"{script} did not become true in {limit_s:g} s; the console said {self.complaints}")
 
+    async def click(self, element: str) -> None:
+        """With the mouse, on the middle of the element that the expression gives; it must be the one that is hit."""
+        place = await self.evaluate(f"""(() => {{
+            const element = {element};
+            element.scrollIntoView({{ block: "center" }});
+            const box = element.getBoundingClientRect(), x = box.x + box.width / 2, y = box.y + box.height / 2;
+            const hit = document.elementFromPoint(x, y);
+            return hit && (element === hit || element.contains(hit)) ? [x, y] : null;
+        }})()""")
+        assert place is not None, f"{element} is covered or out of sight"
+        for kind in ("mousePressed", "mouseReleased"):
+            x, y = place
+            await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     async def picture(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """What is seen of the page, as PNG."""
         await self.sized(width, height, dark=dark)

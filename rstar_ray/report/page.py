@@ -46,6 +46,7 @@ from rstar_ray.report.run_record import (
 from rstar_ray.report.slow import slow_data
 from rstar_ray.report.trajectory_browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.trajectory_text import MOST_TEXT_BYTES, Body, block, blocks, chosen, json_bytes
+from rstar_ray.run_dir.folder import flatten
 
 WEB = Path(__file__).with_name("web")
 GREEN, RED, PURPLE, BLUE, AMBER, INK = "green", "red", "purple", "blue", "amber", "ink"
@@ -153,21 +154,46 @@ def _phases(run: RunRecord) -> dict[str, Any]:
 
 
 def _tiles(run: RunRecord) -> list[dict[str, str]]:
-    tiles = [_tile(heldout_change(run), GREEN)] if run.heldout else []
+    """Each says under which budget its figure was taken: evaluations and training rollouts have different ones."""
+    evaluated = _budget(run.heldout[-1]) if run.heldout else ""
+    tiles = [_tile(heldout_change(run), GREEN, evaluated)] if run.heldout else []
     if not run.steps and run.sft:
         tiles.append(_tile(sft_change(run), BLUE))
     if run.steps:
-        tiles += [_tile(tool_error_change(run), RED), _tile(length_change(run), PURPLE)]
-        wall_s = sum(row["step_s"] for row in [*run.sft, *run.steps])
-        rollouts = f"{len(run.steps)} RL steps, {sum(row['rollouts'] for row in run.steps):,} rollouts"
-        tiles.append({"name": "Time in steps", "value": duration(wall_s), "note": rollouts, "colour": INK})
+        newest = flatten(run.config.get(run.spans[-1].name, {}))
+        trained = _budget({name.removeprefix("rollout."): value for name, value in newest.items()})
+        errors = evaluated if len(run.heldout) > 1 else trained
+        tiles += [
+            _tile(reward_change(run), BLUE, trained),
+            _tile(tool_error_change(run), RED, errors),
+            _tile(length_change(run), PURPLE, trained),
+            _time_tile(run),
+        ]
     return tiles
 
 
-def _tile(change: Change, colour: str) -> dict[str, str]:
+def _time_tile(run: RunRecord) -> dict[str, str]:
+    rl_s, sft_s = (sum(row["step_s"] for row in rows) for rows in (run.steps, run.sft))
+    rollouts = f"{len(run.steps)} RL steps, {sum(row['rollouts'] for row in run.steps):,} rollouts"
+    beside = f"; without {duration(sft_s)} of SFT and evaluations" if run.sft else "; without evaluations"
+    return {"name": "Time in RL steps", "value": duration(rl_s), "note": rollouts + beside, "colour": INK}
+
+
+def _budget(asked: Mapping[str, Any]) -> str:
+    """Of a row of an evaluation, or of the settings of rollouts; empty where they are not recorded.
+
+    >>> _budget({"max_response_tokens": 512, "max_turns": 8})
+    '512 tokens, 8 turns'
+    """
+    tokens, turns = asked.get("max_response_tokens"), asked.get("max_turns")
+    return f"{tokens:,} tokens, {turns} turns" if tokens and turns else ""
+
+
+def _tile(change: Change, colour: str, budget: str = "") -> dict[str, str]:
     unit = f" {change.unit}" if change.unit else ""
     before = "" if change.before is None else f"from {change.show(change.before)}{unit}"
-    return {"name": change.name, "value": f"{change.show(change.after)}{unit}", "note": before, "colour": colour}
+    note = "; ".join(filter(None, [before, budget and f"at most {budget}"]))
+    return {"name": change.name, "value": f"{change.show(change.after)}{unit}", "note": note, "colour": colour}
 
 
 def _lines(run: RunRecord) -> list[dict[str, Any]]:

@@ -99,6 +99,35 @@ def test_a_browser_sees_a_step_as_it_ends_and_stays_where_it_was(run_path: Path,
     served(run_path, look)
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+def test_the_live_page_answers_the_mouse(run_path: Path, tmp_path: Path):
+    """The slowest step, a filter, a wrong rollout, its siblings beside it and its tokens in colour."""
+
+    async def look(address: str) -> None:
+        async with tab(tmp_path / "profile") as page:
+            await page.sized(1280, 900)
+            await page.open(f"{address}/#token=secret")
+            second = "document.querySelectorAll('.slowest button')[1]"
+            shown = f"document.querySelector('.why-slow .head').textContent === {second}.textContent"
+            assert not await page.evaluate(shown)  # the slowest is shown first
+            await page.click(second)
+            await page.until(shown)
+            all_rows = await page.evaluate("browser.shown.length")
+            choose = "(field => { field.value = 'wrong'; field.dispatchEvent(new Event('change')); field.blur(); })"
+            await page.evaluate(f"{choose}(browser.fields.verdict)")
+            await page.until(f"0 < browser.shown.length && browser.shown.length < {all_rows}")
+            await page.click("document.querySelector('.row')")
+            await page.until("document.querySelector('.detail .seg')")
+            assert "reward 0" in await page.evaluate("document.querySelector('.detail').innerText")
+            await page.click("[...document.querySelectorAll('.chip')].at(-1)")  # takes the filter away
+            await page.until(f"browser.shown.length === {all_rows}")
+            await page.click("[...document.querySelectorAll('.looks button')].find(b => b.textContent === 'log-prob')")
+            await page.until("document.querySelector('.seg .tok').title.includes('probability')")
+            assert page.complaints == []
+
+    served(run_path, look)
+
+
 def test_what_cannot_be_served_is_one_line_with_the_mend(
     run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
