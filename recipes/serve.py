@@ -1,32 +1,35 @@
-"""OpenAI's chat completions by a trained policy, for any chat client or agent.
+"""OpenAI's chat completions and Anthropic's Messages by a trained policy, for any chat client or agent.
 
 python recipes/serve.py --model runs/tiny/checkpoints/stage3-step-000018/model
 
-POST /v1/chat/completions (streaming or not), GET /v1/models, GET /ping. A client's tools are shown to the policy, whose
-calls come back as `tool_calls`; its thoughts come as `reasoning_content`. With `--run-tools` the tools of `--tools.use`
-run inside: the client receives the agent's answer, and what it thinks, runs and reads as `reasoning_content`. Every
-request needs the token in the environment variable RSTAR_RAY_TOKEN, or else a new one that is shown at the start.
+POST /v1/chat/completions and /v1/messages (streaming or not), GET /v1/models, GET /ping. A client's tools are shown to
+the policy, whose calls come back as `tool_calls`; its thoughts come as `reasoning_content`. With `--run-tools` the
+tools of `--tools.use` run inside: the client receives the agent's answer, and what it thinks, runs and reads as
+`reasoning_content`. Every request needs the token in the environment variable RSTAR_RAY_TOKEN, or else a new one that
+is shown at the start.
 """
 
 import asyncio
-import json
 import logging
 import re
 import secrets
 import sys
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from actors.launch.exit_status import status_of
 from actors.talk.http_listener import given_token, listening, refuse_port, refuse_taken, until_interrupted
-from actors.talk.policy_answers import Finished, PolicyAnswers
+from actors.talk.policy_answers import PolicyAnswers
 from actors.talk.talker import TalkConfig, Talker, own_engine, own_talker
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, completion_body, error_body, read_request, usage_of
+from rstar_ray.agent import chat_request, messages_request
+from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, usage_of
+from rstar_ray.agent.messages_request import Events
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError, RStarError
@@ -38,6 +41,8 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 4 * 2**20
 MAX_TALKS = 64
 """Answered at once; more are told to come later."""
+ALIAS = "policy"
+"""A model name that is always right, beside that of --model."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -67,6 +72,35 @@ class ServeOptions(TalkConfig):
         for origin in self.allow_origin:
             if not re.fullmatch(r"https?://[^/?#\s]+", origin):
                 raise ConfigError("--allow-origin", f"{origin!r} is no origin", "give one as https://host:port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one API reads a request and writes the answer."""
+
+    read: Callable[[bytes], ChatRequest]  # raises `BadRequest`
+    whole: Callable[[str, str, Finished], dict[str, Any]]  # (id, model, answer)
+    events: Callable[[str, str, ChatRequest], Chunks | Events]
+    error: Callable[[int, str, str], dict[str, Any]]  # (status, text, code)
+
+
+MESSAGES = "/v1/messages"
+OPENAI = Dialect(
+    read=chat_request.read_request,
+    whole=chat_request.whole,
+    events=lambda name, model, asked: Chunks(name, model, tells_usage=asked.tells_usage),
+    error=chat_request.error_body,
+)
+ANTHROPIC = Dialect(
+    read=messages_request.read_messages,
+    whole=messages_request.whole,
+    events=lambda name, model, asked: Events(name, model),
+    error=messages_request.error_body,
+)
+
+
+def dialect_of(request: web.Request) -> Dialect:
+    return ANTHROPIC if request.path.startswith(MESSAGES) else OPENAI
 
 
 class Answers(Protocol):
@@ -126,6 +160,7 @@ class Server:
                 web.get("/ping", self._ping),
                 web.get("/v1/models", self._models),
                 web.post("/v1/chat/completions", self._complete),
+                web.post(MESSAGES, self._complete),
             ]
         )
         return app
@@ -136,23 +171,26 @@ class Server:
         invited = self._cross_origin(origin)
         if invited and request.method == "OPTIONS":  # a browser asks first, without the token
             return web.Response(status=204, headers=invited)
+        headers = request.headers
+        if dialect_of(request) is ANTHROPIC and "Authorization" not in headers and "x-api-key" in headers:
+            headers = CIMultiDict(headers, Authorization=f"Bearer {headers['x-api-key']}")
         refused = auth.refusal(
             request.method,
             request.path,
-            request.headers,
+            headers,
             token=self._token,
             names=self._names,
             origins=self._options.allow_origin,
         )
         if refused is not None:
-            answer = _problem(refused.status, refused.text)
+            answer = _problem(request, refused.status, refused.text)
             answer.force_close()  # its body is not read
             answer.headers.update(invited)
             return answer
         try:
             answer = await handler(request)
         except web.HTTPException as refused:  # of aiohttp: no such route, a body above the limit
-            answer = _problem(refused.status, refused.reason)
+            answer = _problem(request, refused.status, refused.reason)
             answer.force_close()
         if not answer.prepared:
             answer.headers.update(invited)
@@ -163,7 +201,7 @@ class Server:
             return {}
         return {
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Headers": "Authorization, Content-Type",
+            "Access-Control-Allow-Headers": "Authorization, Content-Type, x-api-key, anthropic-version",
             "Access-Control-Allow-Methods": "GET, POST",
             "Vary": "Origin",
         }
@@ -176,75 +214,49 @@ class Server:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self._talks >= MAX_TALKS:
-            return _problem(503, f"{self._talks} answers are under way; ask again later")
+            return _problem(request, 503, f"{self._talks} answers are under way; ask again later")
         self._talks += 1
+        dialect, name, model = dialect_of(request), secrets.token_hex(12), self._options.model
         try:
-            asked = read_request(await _body(request))
+            asked = dialect.read(await _body(request))
+            if asked.model not in ("", ALIAS, model, Path(model).name):
+                known = f"{model} and {ALIAS}"
+                text = f"model: {asked.model[:100]!r} is not served here. Hint: the model is known as {known}"
+                return _problem(request, 404, text, "model_not_found")
             async with aclosing(self._answers.answer(asked)) as parts:
                 if asked.stream:
-                    return await self._streamed(request, parts, asked)
-                return web.json_response(await self._whole(parts))
+                    return await self._streamed(request, parts, dialect.events(name, model, asked))
+                *_, end = [part async for part in parts if isinstance(part, Finished)]
+                return web.json_response(dialect.whole(name, model, end))
         except BadRequest as bad:
-            return _problem(400, str(bad), bad.code)
+            return _problem(request, 400, str(bad), bad.code)
         except ValueError as refused:  # of the template: roles in an order that it does not know
-            return _problem(400, str(refused))
+            return _problem(request, 400, str(refused))
         except RecursionError:
-            return _problem(400, "the body is nested too deeply")
+            return _problem(request, 400, "the body is nested too deeply")
         except RStarError as failed:
-            return _problem(500, str(failed))
+            return _problem(request, 500, str(failed))
         finally:
             self._talks -= 1
 
-    async def _whole(self, parts: AsyncGenerator[Mapping[str, Any] | Finished, None]) -> dict[str, Any]:
-        *_, whole = [part async for part in parts if isinstance(part, Finished)]
-        return completion_body(
-            secrets.token_hex(12),
-            self._options.model,
-            whole.message,
-            whole.finish,
-            usage=whole.usage,
-            logprobs=whole.logprobs,
-        )
-
     async def _streamed(
-        self, request: web.Request, parts: AsyncGenerator[Mapping[str, Any] | Finished, None], asked: ChatRequest
+        self, request: web.Request, parts: AsyncGenerator[Mapping[str, Any] | Finished, None], events: Chunks | Events
     ) -> web.StreamResponse:
         invited = self._cross_origin(request.headers.get("Origin", ""))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **invited})
         part: Mapping[str, Any] | Finished | None = await anext(parts)  # a refusal is a status
         await response.prepare(request)  # from here on nothing but events may be written
-        name = f"chatcmpl-{secrets.token_hex(12)}"
-        made = {
-            "id": name,
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": self._options.model,
-        }
-
-        async def send(delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> None:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
-            await write(made | {"choices": [choice]})
-
-        async def write(event: Mapping[str, Any]) -> None:
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-
         try:
-            await send({"role": "assistant", "content": ""})
+            await response.write(events.begin())
             while part is not None:
-                if isinstance(part, Finished):
-                    await send({}, part.finish, part.logprobs)
-                    if asked.tells_usage:
-                        await write(made | {"choices": [], "usage": part.usage})
-                else:
-                    await send(part)
+                await response.write(events.end(part) if isinstance(part, Finished) else events.delta(part))
                 part = await anext(parts, None)
         except ConnectionError:  # the client is gone
             raise
         except Exception as failed:
             if not isinstance(failed, RStarError):
                 log.exception("an answer failed")
-            await write({"error": {"message": str(failed)}})
-        await response.write(b"data: [DONE]\n\n")
+            await response.write(events.failed(str(failed)))
         await response.write_eof()
         return response
 
@@ -273,8 +285,8 @@ def delta_of(heard: Heard) -> dict[str, str]:
             return {}
 
 
-def _problem(status: int, text: str, code: str = "") -> web.Response:
-    return web.json_response(error_body(status, text, code), status=status)
+def _problem(request: web.Request, status: int, text: str, code: str = "") -> web.Response:
+    return web.json_response(dialect_of(request).error(status, text, code), status=status)
 
 
 @asynccontextmanager

@@ -7,10 +7,17 @@ back for them. So what is served is what was trained.
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, finish_reason, logprobs_of, message_of, usage_of
+from rstar_ray.agent.chat_request import (
+    BadRequest,
+    ChatRequest,
+    Finished,
+    finish_reason,
+    logprobs_of,
+    message_of,
+    usage_of,
+)
 from rstar_ray.agent.token_lines import Place, TokenLines
 from rstar_ray.chat.answer import AnswerReader, Piece
 from rstar_ray.chat.streamed import Heard
@@ -22,16 +29,6 @@ MAX_LINE_TOKENS = 2_000_000
 MAX_TOKEN_CHARS = 64
 """No text has more characters a token than this on average."""
 Delta = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The end of an answer, and all of it."""
-
-    message: Mapping[str, Any]
-    finish: str
-    usage: Mapping[str, int]
-    logprobs: Mapping[str, Any] | None = None
 
 
 class PolicyAnswers:
@@ -87,7 +84,7 @@ class PolicyAnswers:
                     token_ids += piece
                     for delta in deltas(reader.feed(piece)):
                         yield delta
-                    if reader.stopped:
+                    if reader.stopped_by:
                         break
         last, answer = reader.end()
         token_ids = token_ids[: answer.num_tokens]
@@ -103,6 +100,7 @@ class PolicyAnswers:
             message=message,
             finish=finish_reason(answer, ended=ended),
             usage=usage_of(len(place.prompt_ids), len(token_ids)),
+            stopped_by=answer.stopped_by,
             logprobs=self._logprobs(token_ids, values) if request.logprobs else None,
         )
 

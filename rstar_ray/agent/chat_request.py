@@ -1,4 +1,7 @@
-"""A request of OpenAI's chat completions as the endpoint reads it, and the answer as it is sent."""
+"""A request of OpenAI's chat completions as the endpoint reads it, and the answer as it is sent.
+
+`rstar_ray.agent.messages_request` is the same for Anthropic's Messages.
+"""
 
 import json
 import time
@@ -43,6 +46,7 @@ class BadRequest(ValueError):
 class ChatRequest:
     """A request, checked."""
 
+    model: str = ""  # that the client named
     messages: Sequence[Mapping[str, Any]]  # calls with arguments as objects; results of tools in the order of the calls
     call_ids: frozenset[str] = frozenset()  # of all calls in the messages
     tools: Sequence[Mapping[str, Any]] = ()
@@ -67,7 +71,11 @@ class ChatRequest:
 
 def read_request(body: bytes) -> ChatRequest:
     """Raises `BadRequest` with the field."""
-    fields = _object(body)
+    return request_of(read_object(body))
+
+
+def request_of(fields: Mapping[str, Any]) -> ChatRequest:
+    """As `read_request`, of a body that has been read."""
     try:
         digest = canonical(fields)
         digest.encode()
@@ -80,10 +88,13 @@ def read_request(body: bytes) -> ChatRequest:
             raise BadRequest(f"{name}: not supported by this server (got {_short(fields[name])}). Hint: leave it out")
     read = _conversation(fields)
     max_tokens = _number(fields, "max_completion_tokens", _number(fields, "max_tokens", 0, 0, 10**9), 0, 10**9)
-    options = fields.get("stream_options") or {}
+    model, options = fields.get("model"), fields.get("stream_options") or {}
+    if not isinstance(model, str | None):
+        raise BadRequest(f"model: must be a string (got {_short(model)})")
     if not isinstance(options, dict):
         raise BadRequest("stream_options: must be an object")
     return ChatRequest(
+        model=model or "",
         messages=read.messages,
         call_ids=call_ids(fields["messages"]),
         tools=tuple(read.tools or ()),
@@ -108,7 +119,8 @@ def canonical(value: Any) -> str:
 # ---------------------------------------------------------------- fields
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """Raises `BadRequest` for a body that is not a JSON object."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -232,7 +244,7 @@ def message_of(answer: Answer, name: str) -> dict[str, Any]:
 
 def finish_reason(answer: Answer, *, ended: bool) -> str:
     """In OpenAI's words; `ended`: the policy ended the turn itself."""
-    if not (ended or answer.stopped):
+    if not (ended or answer.stopped_by):
         return "length"
     return "tool_calls" if answer.calls else "stop"
 
@@ -251,11 +263,55 @@ def logprobs_of(texts: Sequence[str], logprobs: Sequence[float]) -> dict[str, An
     return {"content": content}
 
 
-def completion_body(name: str, model: str, message: Mapping[str, Any], finish: str, **fields: Any) -> dict[str, Any]:
-    """A `chat.completion`; `fields` are `usage` and `logprobs`."""
-    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": fields.pop("logprobs", None)}
-    made = {"id": f"chatcmpl-{name}", "object": "chat.completion", "created": int(time.time()), "model": model}
-    return made | {"choices": [choice]} | fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of an answer, and all of it, as OpenAI writes it."""
+
+    message: Mapping[str, Any]
+    finish: str
+    usage: Mapping[str, int]
+    stopped_by: str = ""  # the stop string that ended it
+    logprobs: Mapping[str, Any] | None = None
+
+
+def whole(name: str, model: str, end: Finished) -> dict[str, Any]:
+    """A `chat.completion`."""
+    choice = {"index": 0, "message": end.message, "finish_reason": end.finish, "logprobs": end.logprobs}
+    return _made(name, model, "chat.completion") | {"choices": [choice], "usage": end.usage}
+
+
+class Chunks:
+    """The events of a streamed answer. A delta is a part of the assistant's message, as OpenAI writes it."""
+
+    def __init__(self, name: str, model: str, *, tells_usage: bool) -> None:
+        self._made = _made(name, model, "chat.completion.chunk")
+        self._tells_usage = tells_usage
+
+    def begin(self) -> bytes:
+        return self.delta({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        return self._chunk(delta)
+
+    def end(self, end: Finished) -> bytes:
+        last = self._chunk({}, end.finish, end.logprobs)
+        usage = _event(self._made | {"choices": [], "usage": end.usage}) if self._tells_usage else b""
+        return last + usage + b"data: [DONE]\n\n"
+
+    def failed(self, text: str) -> bytes:
+        return _event({"error": {"message": text}}) + b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return _event(self._made | {"choices": [choice]})
+
+
+def _made(name: str, model: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _event(fields: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
 def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:

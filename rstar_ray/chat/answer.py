@@ -27,7 +27,7 @@ class Answer:
     calls: tuple[WrittenCall, ...] = ()  # those that can be read
     unreadable: tuple[str, ...] = ()  # of the others, why not
     num_tokens: int  # of the completion that count: up to the one that completed a stop string
-    stopped: bool = False  # by a stop string
+    stopped_by: str = ""  # the stop string that ended it
 
 
 class AnswerReader:
@@ -63,17 +63,17 @@ class AnswerReader:
         self._parts: dict[Heard, list[str]] = {Heard.SAID: [], Heard.THOUGHT: []}
         self._unshown: list[str] = []  # content that waits for the end
         self._num_tokens = 0
-        self.stopped = False
+        self.stopped_by = ""  # the stop string that has come
 
     def feed(self, token_ids: Sequence[int]) -> list[Piece]:
         """What can be shown now. Tokens after a stop string are ignored."""
         for token in [[one] for one in token_ids] if self._stop else [list(token_ids)]:
-            if self.stopped:
+            if self.stopped_by:
                 break
             self._num_tokens += len(token)
             self._text += self._decoder.after([one for one in token if one not in self._chat.profile.stop_token_ids])
             self._cut_at_stop()
-        until = len(self._text) if self.stopped else len(self._text) - self._may_begin_stop()
+        until = len(self._text) if self.stopped_by else len(self._text) - self._may_begin_stop()
         new, self._shown = self._text[self._shown : until], max(until, self._shown)
         return self._pieces(self._view.feed(new))
 
@@ -93,7 +93,7 @@ class AnswerReader:
             calls=calls,
             unreadable=unreadable,
             num_tokens=self._num_tokens,
-            stopped=self.stopped,
+            stopped_by=self.stopped_by,
         )
 
     def _pieces(self, heard: Any) -> list[Piece]:
@@ -139,9 +139,10 @@ class AnswerReader:
     def _cut_at_stop(self) -> None:
         longest = max(map(len, self._stop), default=0)
         begin = max(0, self._shown - longest)
-        found = min((at for text in self._stop if (at := self._text.find(text, begin)) >= 0), default=-1)
-        if found >= 0:
-            self._text, self.stopped = self._text[:found], True
+        found = ((at, text) for text in self._stop if (at := self._text.find(text, begin)) >= 0)
+        at, text = min(found, default=(-1, ""))
+        if text:
+            self._text, self.stopped_by = self._text[:at], text
 
     def _may_begin_stop(self) -> int:
         """Characters at the end of the text that may be the beginning of a stop string."""
