@@ -77,7 +77,7 @@ def export(options: ExportOptions) -> Path:
     folder = options.to or run.path / "export" / checkpoint.path.name
     if folder.exists():
         if not (folder / "README.md").is_file():
-            raise ConfigError("--to", f"{folder} exists and is no export", "name a new folder")
+            raise ConfigError("--to", f"{folder} exists and is not an export", "name a new folder")
         print(f"already exported, used as it is: {folder}")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

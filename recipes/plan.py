@@ -115,7 +115,7 @@ class PlanConfig:
                 raise ValueError(f"{option} is {getattr(self, name)}, not a number above 0")
         self.run()
         if self.gpus % self.tensor_parallel:
-            raise ValueError(f"--gpus {self.gpus} is no multiple of --tensor-parallel {self.tensor_parallel}")
+            raise ValueError(f"--gpus {self.gpus} is not a multiple of --tensor-parallel {self.tensor_parallel}")
 
     def run(self) -> RunConfig:
         """The settings of the run that is planned. Raises `ConfigError` by the option's name here."""

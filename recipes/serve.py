@@ -71,7 +71,7 @@ class ServeOptions(TalkConfig):
         auth.own_names(self.allow_host)
         for origin in self.allow_origin:
             if not re.fullmatch(r"https?://[^/?#\s]+", origin):
-                raise ConfigError("--allow-origin", f"{origin!r} is no origin", "give one as https://host:port")
+                raise ConfigError("--allow-origin", f"{origin!r} is not an origin", "give one as https://host:port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ class Watcher:
 
 
 async def watch(options: WatchOptions) -> None:
-    """Until it is interrupted. Raises `ConfigError` for what is no run, and for an address that cannot be used."""
+    """Until it is interrupted. Raises `ConfigError` for what is not a run, and for an address that cannot be used."""
     refuse_port(options.port)
     run, token = LiveRun(options.run), given_token() or secrets.token_urlsafe(24)
     async with listening(Watcher(run, options, token).app(), options.host, options.port) as address:

@@ -108,9 +108,9 @@ def repeatable(run: Path) -> list[tuple[str, int]]:
 
 
 def _configs(run_dir: RunDir) -> dict[str, Any]:
-    """By stage. Raises `ConfigError` for what is no run, or one that cannot be read."""
+    """By stage. Raises `ConfigError` for what is not a run, or one that cannot be read."""
     if not run_dir.config_path.exists():
-        raise ConfigError("RUN", f"{run_dir.path} is no run directory", "name one that holds config.json")
+        raise ConfigError("RUN", f"{run_dir.path} is not a run directory", "name one that holds config.json")
     run_dir.refuse_newer()
     return run_dir.configs()
 

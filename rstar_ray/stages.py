@@ -276,7 +276,7 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
         if progress.empty_steps >= config.max_empty_steps:  # what stopped the run; it may take as many steps again
             progress = replace(progress, empty_steps=0)
         await context.learner.load_checkpoint(newest.path)
-        log.info(f"{config.stage}: going on after step {newest.step}")
+        log.info(f"{config.stage}: resuming after step {newest.step}")
         return progress, newest.path
     before = None if config.model else previous_checkpoint(context.run_dir, config.stage)
     policy_version = 0

@@ -86,9 +86,9 @@ def down() -> None:
 
 
 def refuse_taken_port(port: int, hint: str = "the dashboard and `ray job submit` need it") -> None:
-    """Raise `ConfigError` for what is no port, or where something listens; `hint` says what else helps."""
+    """Raise `ConfigError` for what is not a port, or where something listens; `hint` says what else helps."""
     if not 0 < port < 65536:
-        raise ConfigError(f"port {port}", "it is no port", "give 1 to 65535")
+        raise ConfigError(f"port {port}", "it is not a port", "give 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

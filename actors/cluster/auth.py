@@ -50,7 +50,7 @@ def shut_door() -> bool:
         )
         return False
     if mode != "token":
-        raise ConfigError(MODE_VARIABLE, f"{mode!r} is no mode", "unset it, or give token or disabled")
+        raise ConfigError(MODE_VARIABLE, f"{mode!r} is not a mode", "unset it, or give token or disabled")
     if TOKEN_VARIABLE in os.environ:  # Ray takes it before any file
         if not os.environ[TOKEN_VARIABLE].strip():
             raise ConfigError(TOKEN_VARIABLE, "it is empty", "unset it, or give the cluster's token")

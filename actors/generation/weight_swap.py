@@ -212,7 +212,7 @@ class WeightSwap:
             await self._step(llm.add_lora(self._adapter.loading), "load an adapter")
         if not self._keeps_kv:
             self._meter.forgive_running()  # by now the statistics of the last step have come
-        await self._vllm.ask(llm.resume_generation(), "go on after new weights")
+        await self._vllm.ask(llm.resume_generation(), "resume after new weights")
         self.policy_version = version
         return time.monotonic()
 

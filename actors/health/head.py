@@ -80,7 +80,7 @@ class HeadProbe:
             self._said = True
             log.warning(
                 f"Ray's head has not answered for {self._waited_s:.0f} s: where it is gone the run ends within"
-                f" {self._gone_s:.0f} s, and the same command goes on"
+                f" {self._gone_s:.0f} s, and the same command resumes"
             )
         elif self._said and asked_s is None:
             self._said = False

@@ -88,7 +88,7 @@ def _with_stage_file(defaults: Sequence[RunConfig], of_file: Sequence[str]) -> l
     own = next((default for default in defaults if default.stage == stage), None)
     if own is None:
         stages = ", ".join(default.stage for default in defaults)
-        raise ConfigError("--config", f"its stage is none of this recipe (got {stage})", f"give a file of {stages}")
+        raise ConfigError("--config", f"its stage is not one of this recipe (got {stage})", f"give a file of {stages}")
     changed = differences(_parse_one(own, of_file), own)
     return [with_values(default, changed) for default in defaults]
 

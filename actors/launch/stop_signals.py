@@ -69,7 +69,7 @@ class StopSignals:
             loop.call_later(ECHO_S, loop.call_soon, heed, number)
             self._asked += 1
             if self._asked == 1:
-                log.info(f"{number.name}: {self._grace.told}; once more after {ECHO_S:g} s ends it at once")
+                log.info(f"{number.name}: {self._grace.told}; a second one after {ECHO_S:g} s ends it at once")
                 timers.append(loop.call_later(self._grace.seconds, task.cancel))
             else:
                 task.cancel()

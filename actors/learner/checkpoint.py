@@ -147,7 +147,7 @@ class RankFiles:
                     self._places.setdefault(key, []).append((range(start, start + count), values))
         except (SafetensorError, KeyError, TypeError) as broken:
             self.close()
-            raise ValueError(f"a rank's file is no part of a checkpoint: {broken}") from broken
+            raise ValueError(f"a rank's file is not part of a checkpoint: {broken}") from broken
         except BaseException:
             self.close()
             raise

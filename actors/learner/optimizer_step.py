@@ -134,7 +134,7 @@ class OptimizerSteps:
         by_rank: list[Any] = [None] * self._config.learner.ranks
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))
         named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
-        reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
+        reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no single row stands out'})"
         if self._config.optimizer.save_bad_updates:
             path = Path(self._config.optimizer.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
             with best_effort(path.name):

@@ -22,9 +22,9 @@ def given_token() -> str:
 
 
 def refuse_port(port: int) -> None:
-    """Raise `ConfigError` for what is no port."""
+    """Raise `ConfigError` for what is not a port."""
     if not 0 <= port < 65536:
-        raise ConfigError("--port", f"{port} is no port", "give 1 to 65535, or 0 for any")
+        raise ConfigError("--port", f"{port} is not a port", "give 1 to 65535, or 0 for any")
 
 
 def refuse_taken(host: str, port: int) -> None:

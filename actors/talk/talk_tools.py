@@ -39,7 +39,7 @@ class TalkTools:
 
 
 def specs_of(config: ToolsConfig, folder: str, chat: ChatConfig) -> list[ToolSpec]:
-    """As a run has them. Raises `ConfigError` for what is no tool."""
+    """As a run has them. Raises `ConfigError` for what is not a tool."""
     specs = tool_specs(config.use, str(Path(folder).absolute()))
     return [python_tool(chat) if spec.runs == "python" else spec for spec in specs]
 

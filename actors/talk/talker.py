@@ -181,7 +181,7 @@ async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) 
     for line in asked_otherwise(
         folder, config, but=("tools.environment", "tools.environments")
     ):  # in a talk the person is there for it
-        print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is no part of them
+        print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is not part of them
     from actors.generation.engine import Engine
     from actors.generation.served_adapter import adapter_to_serve
 
@@ -281,7 +281,7 @@ class ServerTalker:
                 try:
                     shown = turn.take(event)
                 except (TypeError, ValueError, AttributeError) as other:
-                    raise RStarError(f"{self.url} sent what is no part of an answer: {_line(data)}") from other
+                    raise RStarError(f"{self.url} sent what is not part of an answer: {_line(data)}") from other
                 for kind, text in shown:
                     yield Heard(kind=kind, text=text)
             if not turn.num_events:
@@ -298,7 +298,7 @@ def _event(data: str, url: str) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise RStarError(f"{url} sent what is no JSON: {data[:100]!r}") from error
+        raise RStarError(f"{url} sent what is not JSON: {data[:100]!r}") from error
     except RecursionError:
         raise RStarError(f"{url} sent what is nested too deeply: {data[:100]!r}") from None
     if not isinstance(event, dict) or cast(dict[str, Any], event).get("error"):

@@ -65,7 +65,7 @@ def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
         f", and with {profile.call_end!r} where it calls" if profile.call_end != profile.answer_end else ""
     )
     yield "what stops        " + ", ".join(f"{text!r} ({token_id})" for token_id, text in profile.stop_tokens)
-    yield f"system text       {'in a turn of its own' if template.has_system else 'before the first question'}"
+    yield f"system text       {'in a separate turn' if template.has_system else 'before the first question'}"
     yield f"tools             {'shown by the template' if template.shows_tools else 'described in the system text'}"
     yield f"calls             {profile.syntax}, written by {'the template' if template.writes_calls else 'rstar_ray'}"
     yield f"results           {'as the template writes them' if template.has_tool_role else 'in a message of the user'}"

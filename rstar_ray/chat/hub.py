@@ -49,11 +49,12 @@ def _fetched(model: str, patterns: list[str]) -> Path:
         raise ConfigError("--model", f"{model} is given to those alone who asked for it", "see its page") from gated
     except RepositoryNotFoundError as missing:
         raise ConfigError(
-            "--model", f"{model} is no folder, and the hub has no such model", "mind the name"
+            "--model", f"{model} is not a folder, and the hub has no such model", "mind the name"
         ) from missing
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as failed:
         raise ConfigError(
             "--model",
-            f"{model} is no folder, it was not fetched before, and the hub cannot be reached ({type(failed).__name__})",
+            f"{model} is not a folder, it was not fetched before, and the hub cannot be reached "
+            f"({type(failed).__name__})",
             "give a folder, or fetch it where there is a network",
         ) from failed

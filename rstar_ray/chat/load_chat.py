@@ -128,7 +128,7 @@ def _generation(tokenizer: Any, folder: Path) -> dict[str, Any]:
         if not isinstance(token_id, int) or tokenizer.convert_ids_to_tokens(token_id) is None:
             raise ConfigError(
                 "--model",
-                f"{folder / GENERATION} names {token_id!r} as eos_token_id, which is no token of the tokenizer",
+                f"{folder / GENERATION} names {token_id!r} as eos_token_id, which is not a token of the tokenizer",
                 "give the number of one, or a list of such, or copy the file that belongs to the tokenizer",
             )
     return generation

@@ -248,7 +248,7 @@ class _Probe:
             return asked
         if asked != "auto" and asked not in SYNTAXES:
             raise ConfigError(
-                "--chat.parser", f"{asked!r} is no parser", f"choose {', '.join(SYNTAXES)} or vllm:<its name there>"
+                "--chat.parser", f"{asked!r} is not a parser", f"choose {', '.join(SYNTAXES)} or vllm:<its name there>"
             )
         if asked != "auto":
             self._syntax = SYNTAXES[asked]
@@ -311,7 +311,7 @@ class _Probe:
         ids = list(self._tokenizer.encode(text, add_special_tokens=False))
         if len(ids) != 1:
             raise ConfigError(
-                "--chat.stop", f"{text!r} is no single token of the tokenizer", "give one of its vocabulary"
+                "--chat.stop", f"{text!r} is not a single token of the tokenizer", "give one of its vocabulary"
             )
         return ids[0]
 

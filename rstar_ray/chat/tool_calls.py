@@ -44,7 +44,7 @@ def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec], *, typed_alr
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(map(repr, tools))
-        said = f"the tool is {known}" if len(tools) == 1 else f"the tools are {known}" if tools else "there is none"
+        said = f"the tool is {known}" if len(tools) == 1 else f"the tools are {known}" if tools else "there is no tool"
         return ToolCall(parse_error=f"unknown tool {call.name[:40]!r}; {said}")
     if tool.runs == "python":
         return _to_program(call, tool)

@@ -21,7 +21,7 @@ class DetectorConfig:
     engine_step_s: MayChange[float] = 300.0
     """longest an engine with work may go without a decode step before it is killed: a cold compilation [s]"""
     still_s: MayChange[float] = 3_600.0
-    """longest the whole run may go without anything getting on before it ends, naming the oldest wait [s]"""
+    """longest the whole run may make no progress before it ends and names the oldest wait [s]"""
     node_away_s: Annotated[MayChange[float], at_least(0)] = 1_200.0
     """after a node was lost, longest the run waits for it to return, or for room elsewhere, before it ends; where other
     replicas serve, a replica is waited for without end [s]"""

@@ -33,7 +33,7 @@ def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
     require(
         not learner.own_gpus or share in (0, 1),
         "--learner.own-gpus",
-        f"a rank that reserves {share:g} of a GPU has none of its own",
+        f"a rank that reserves {share:g} of a GPU shares one",
         "give --learner.gpus-per-rank 1",
     )
     require(
@@ -101,7 +101,7 @@ def _check_weights_by(engine: EngineConfig, learner: LearnerConfig) -> None:
             not _shared(engine, learner),
             option,
             "nccl has one process to a GPU, and ranks share the engines'",
-            f"{auto}, or ranks GPUs of their own (--learner.own-gpus --learner.gpus-per-rank 1)",
+            f"{auto}, or give ranks their own GPUs (--learner.own-gpus --learner.gpus-per-rank 1)",
         )
         return
     require(

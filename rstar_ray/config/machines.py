@@ -149,7 +149,7 @@ class LearnerConfig:
     gpus_per_rank: Annotated[MayChange[float], at_least(0)] = 0.0
     """GPUs a rank reserves in Ray; 0 runs on the CPU"""
     own_gpus: MayChange[bool] = False
-    """ranks on GPUs of their own (separated pools) instead of sharing the replicas'"""
+    """ranks on separate GPUs (separated pools) instead of sharing the replicas'"""
     cpus_per_rank: Annotated[MayChange[float], at_least(0)] = 1.0
     """CPU cores a rank reserves in Ray"""
     zero: MayChange[ZeroStage] = 3
@@ -182,10 +182,10 @@ class LearnerConfig:
     """weights go to the engines in buckets of so much, or of one parameter where that is larger [MiB]"""
     weights_by: MayChange[Literal["auto", "object_store", "ipc", "nccl"]] = "auto"
     """how new weights reach the engines. ipc: every rank hands them to the engine on its GPU; nccl: a broadcast to
-    engines on GPUs of their own (RCCL on ROCm); object_store: through Ray's, on CPUs, for LoRA adapters, and for an
+    engines on separate GPUs (RCCL on ROCm); object_store: through Ray's, on CPUs, for LoRA adapters, and for an
     engine that missed a version. auto takes the first of these that the placement allows"""
     check_old_logprobs_every: Annotated[MayChange[int], only_with("optimizer.updates_per_step", 1), at_least(0)] = 0
-    """steps between those in which the old log-probs are computed by a pass of their own and compared with the
+    """steps between those in which the old log-probs are computed by a separate pass and compared with the
     update's (old_logprobs_drift in metrics.jsonl); 0 never"""
     start_deadline_s: Annotated[MayChange[float], at_least(1)] = 900.0
     """longest the ranks may take to meet and to load the model; half of it until each has answered [s]"""

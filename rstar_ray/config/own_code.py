@@ -94,7 +94,7 @@ class RewardConfig:
         require(
             is_reward(self.name),
             "--reward.name",
-            f"{self.name!r} is no reward",
+            f"{self.name!r} is not a reward",
             f"give {', '.join(REWARDS)}, or module:function",
         )
 
@@ -111,7 +111,7 @@ class ToolsConfig:
     environments: tuple[str, ...] = ()
     """environments, module:object, that a problem may name in its column `environment`, in place of the one above"""
     max_calls_per_turn: Annotated[int, at_least(1)] = 16
-    """calls of one turn that are run; those beyond are told so and count as failed"""
+    """calls of one turn that are run; further ones get an error message and count as failed"""
     max_environment_turns: Annotated[int, OWN_ENVIRONMENT, at_least(1)] = 30
     """replies of the environment in one rollout; --rollout.max-turns counts only turns that call a tool then"""
     hosts: Annotated[MayChange[int], OWN_TOOL, at_least(1)] = 1
@@ -121,10 +121,10 @@ class ToolsConfig:
         check_bounds("tools", self)
         for entry in self.use:
             named = entry == "python" or _ENTRY.fullmatch(entry) is not None
-            require(named, "--tools.use", f"{entry!r} is no tool", "give python, or module:object")
+            require(named, "--tools.use", f"{entry!r} is not a tool", "give python, or module:object")
             require(self.use.count(entry) == 1, "--tools.use", f"{entry} stands there twice", "name it once")
         for option, entry in [
             ("environment", self.environment or "a:b"),
             *(("environments", one) for one in self.environments),
         ]:
-            require(is_entry(entry), f"--tools.{option}", f"{entry!r} is no environment", "give module:object")
+            require(is_entry(entry), f"--tools.{option}", f"{entry!r} is not an environment", "give module:object")

@@ -47,7 +47,7 @@ class DataConfig:
     heldout: Annotated[str, NO_FILES] = ""
     """held-out problems, a path; empty generates the tiny world's"""
     integer_answers: Annotated[bool, OF_RL, not_with("data.train", ""), only_with("reward.name", "math")] = True
-    """refuse training problems whose answer is no integer (arXiv:2508.20722 section 4.2); for the reward math"""
+    """refuse training problems whose answer is not an integer (arXiv:2508.20722 section 4.2); for the reward math"""
     num_train: Annotated[int, OF_RL, only_with("data.train", ""), at_least(1)] = 4_000
     """problems generated where no path is given"""
     num_heldout: Annotated[int, NO_FILES, only_with("data.heldout", ""), only_with("scale", "tiny"), at_least(1)] = 240

@@ -93,7 +93,7 @@ def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", i
 def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
     """One row by its columns, and the `reward` that it names.
 
-    Raises `ConfigError` for a row that is no object, holds a list where text belongs, or names an unknown rule.
+    Raises `ConfigError` for a row that is not an object, holds a list where text belongs, or names an unknown rule.
     """
     if not isinstance(row, Mapping):
         raise ConfigError(where, "is not an object", "write one object per row")
@@ -115,7 +115,7 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
 
 
 def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What a published set has in the column: whatever is no JSON object is left out there."""
+    """What a published set has in the column: whatever is not a JSON object is left out there."""
     try:
         return known_metadata(_value(fields, "metadata"), "")
     except ConfigError:

@@ -46,7 +46,7 @@ def conversation(row: Any, name: str, *, empty_turns: bool = False) -> Conversat
     else:
         raise RowError("no `messages`, `conversations` or `chat`")
     if not messages:
-        raise RowError("messages is no list, or empty")
+        raise RowError("messages is not a list, or empty")
     return Conversation(
         name=name,
         messages=[_message(message, position, empty_turns) for position, message in enumerate(messages)],
@@ -86,7 +86,7 @@ def _sharegpt_message(turn: Any, position: int) -> Any:
         try:
             calls = json.loads(calls)
         except (ValueError, RecursionError) as error:
-            raise RowError(f"message {position + 1} calls with text that is no JSON") from error
+            raise RowError(f"message {position + 1} calls with text that is not JSON") from error
     return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
@@ -99,7 +99,7 @@ def _glaive_form(fields: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """`system` and `chat` of Glaive's function-calling set: all turns in one text."""
     chat = fields["chat"]
     if not isinstance(chat, str):
-        raise RowError("chat is no text")
+        raise RowError("chat is not text")
     system, tools = _glaive_system(str(fields.get("system") or ""))
     parts = _GLAIVE_TURN.split(chat.replace("<|endoftext|>", ""))
     if len(parts) < 3 or parts[0].strip():
@@ -156,7 +156,7 @@ _FORMS: Mapping[str, Callable[[dict[str, Any]], tuple[list[Any], list[Any]]]] = 
 def _message(message: Any, position: int, empty_turns: bool) -> dict[str, Any]:
     where = f"message {position + 1}"
     if not isinstance(message, dict):
-        raise RowError(f"{where} is no object")
+        raise RowError(f"{where} is not an object")
     fields = {name: value for name, value in cast(dict[str, Any], message).items() if value is not None}
     role = fields["role"] = _OTHER_NAMES.get(str(fields.get("role")), fields.get("role"))
     if role not in ROLES:
@@ -188,7 +188,7 @@ def _text(content: Any, where: str) -> str:
     for part in cast(list[Any], content):
         text = cast(dict[str, Any], part).get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
-            raise RowError(f"{where} has a part in `content` that is no text")
+            raise RowError(f"{where} has a part in `content` that is not text")
         texts.append(text)
     return "".join(texts)
 
@@ -196,7 +196,7 @@ def _text(content: Any, where: str) -> str:
 def _tool(tool: Any) -> dict[str, Any]:
     """As OpenAI writes it; a bare function is put into it."""
     if not isinstance(tool, dict):
-        raise RowError("tools holds what is no object")
+        raise RowError("tools holds what is not an object")
     fields = cast(dict[str, Any], tool)
     return fields if "function" in fields or "name" not in fields else {"type": "function", "function": fields}
 
@@ -226,9 +226,9 @@ def _listed(value: Any, what: str) -> list[Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise RowError(f"{what} is no JSON") from error
+            raise RowError(f"{what} is not JSON") from error
     if value is None or value == "":
         return []
     if not isinstance(value, list):
-        raise RowError(f"{what} is no list, or empty")
+        raise RowError(f"{what} is not a list, or empty")
     return list(cast(list[Any], value))

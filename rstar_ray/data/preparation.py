@@ -97,7 +97,7 @@ def _refusal(row: RawProblem, rules: Rules) -> str:
     if rules.english and _OTHER_SCRIPTS.search(row.problem):
         return "not English"
     if rules.integer_answers and row.reward in MATHEMATICS and as_integer(row.answer.strip("$ ")) is None:
-        return "answer is no integer"
+        return "answer is not an integer"
     return ""
 
 

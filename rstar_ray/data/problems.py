@@ -32,7 +32,7 @@ def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
             raise ConfigError(
                 f"{path.name}, row {number}",
                 f"id {problem.id!r} is also that of row {row_of_id[problem.id]}",
-                "give every problem an id of its own",
+                "give every problem a unique id",
             )
         row_of_id[problem.id] = number
         problems.append(problem)

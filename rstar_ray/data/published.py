@@ -56,12 +56,14 @@ def _choices(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> RawPro
     column = "choices" if "choices" in row else "options"
     choices = cast(list[Any], row[column])
     if not isinstance(row[column], list) or not 2 <= len(choices) <= len(ascii_uppercase):
-        raise ConfigError(f"{where}, {column}", "is no list of choices", "write two to 26 of them")
+        raise ConfigError(f"{where}, {column}", "is not a list of choices", "write two to 26 of them")
     answer = row.get("answer")
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
         answer = ascii_uppercase[answer]
     if not isinstance(answer, str) or answer not in ascii_uppercase[: len(choices)] or not answer:
-        raise ConfigError(f"{where}, answer", f"{answer!r} is none of the choices", "give a letter, or a place from 0")
+        raise ConfigError(
+            f"{where}, answer", f"{answer!r} is not one of the choices", "give a letter, or a place from 0"
+        )
     question = _text(row, "question", where)
     name = plain_text(row.get("id", row.get("question_id"))) or ""
     family = str(row.get("subject") or row.get("category") or "")
@@ -118,7 +120,7 @@ def _bfcl(row: Mapping[str, Any], where: str, apart: Mapping[str, Any]) -> RawPr
     for call in cast(list[Any], truth or []) if isinstance(truth, list | None) else [truth]:
         if not isinstance(call, dict) or len(cast(dict[str, Any], call)) != 1:
             raise ConfigError(
-                f"{where}, ground_truth", "is no list of calls", 'write [{"name": {"argument": [values]}}]'
+                f"{where}, ground_truth", "is not a list of calls", 'write [{"name": {"argument": [values]}}]'
             )
         ((function, arguments),) = cast(dict[str, Any], call).items()
         wanted.append({"name": function, "arguments": arguments})
@@ -148,14 +150,14 @@ def _request(question: Any, where: str) -> str:
         return question
     said = list(cast(list[Any], question)) if isinstance(question, list) else []
     if not said or not all(isinstance(one, dict) and isinstance(one.get("content"), str) for one in said):
-        raise ConfigError(f"{where}, question", "is no single turn", "leave sets of several turns out")
+        raise ConfigError(f"{where}, question", "is not a single turn", "leave sets of several turns out")
     return "\n\n".join(cast(dict[str, str], one)["content"] for one in said)
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     text = plain_text(row.get(name))
     if text is None or not text.strip():
-        raise ConfigError(f"{where}, {name}", "is no text", "fill it in, or leave the row out")
+        raise ConfigError(f"{where}, {name}", "is not text", "fill it in, or leave the row out")
     return text.strip()
 
 

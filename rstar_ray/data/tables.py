@@ -25,7 +25,7 @@ def read_table(path: Path | str) -> Iterator[tuple[int, Any]]:
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if path.suffix not in readers:
         hint = f"name a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise ConfigError(path.name, f"{path.suffix or 'no ending'} is no known format", hint)
+        raise ConfigError(path.name, f"{path.suffix or 'no ending'} is not a known format", hint)
     return _readable(path, readers[path.suffix])
 
 
@@ -73,7 +73,7 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
             return
         raise ConfigError(path.name, f"is not JSON ({broken})", "write a list of objects") from broken
     if not isinstance(rows, list):
-        raise ConfigError(path.name, "is no list", "write a list of objects, or one object per line as .jsonl")
+        raise ConfigError(path.name, "is not a list", "write a list of objects, or one object per line as .jsonl")
     for number, row in enumerate(cast(list[Any], rows), start=1):
         _refuse_half_characters(row, f"{path.name}, row {number}")
         yield number, row

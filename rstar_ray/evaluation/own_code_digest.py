@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 OURS = Path(__file__).resolve().parents[1]
-"""This package: what it computes is no part of what a person changed."""
+"""This package: what it computes is not part of what a person changed."""
 
 
 def own_code(entries: Sequence[str], folder: Path, elsewhere: Sequence[str] = ()) -> dict[str, str]:

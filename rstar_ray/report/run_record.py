@@ -157,7 +157,7 @@ def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
     except ConfigError as unread:
         return {}, [f"{path.name} is left out: {unread.problem}"]
     stages = {name: config for name, config in read.items() if isinstance(config, dict)}
-    return stages, [f"{path.name}: {name} is no stage and is left out" for name in read.keys() - stages.keys()]
+    return stages, [f"{path.name}: {name} is not a stage and is left out" for name in read.keys() - stages.keys()]
 
 
 def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
@@ -249,7 +249,7 @@ def unread_files(run: RunRecord, files: Sequence[TrajectoryFile]) -> list[str]:
     """A line for each trajectory file that could not be read, apart from files that are just being started."""
     read = {file.path.name for file in files}
     return [
-        f"trajectories/{path.name} is left out: its first line is no trajectory"
+        f"trajectories/{path.name} is left out: its first line is not a trajectory"
         for path in sorted((run.path / "trajectories").glob("*.jsonl"))
         if path.name not in read and not _just_begun(path)
     ]

@@ -35,7 +35,7 @@ def read_cases(truth: str) -> list[Case]:
     try:
         written: Any = json.loads(truth)
     except ValueError as error:
-        raise ValueError(f"is no JSON ({error})") from None
+        raise ValueError(f"is not JSON ({error})") from None
     if isinstance(written, dict):
         columns = cast(dict[str, Any], written)
         inputs, outputs = columns.get("inputs"), columns.get("outputs")

@@ -188,7 +188,7 @@ def refuse_truths(problems: Sequence[Problem], config: RewardConfig, option: str
             raise ConfigError(where, f"its reward {rule!r} is not among --reward.functions", "add it there")
         if rule == "choice" and chosen_letter(problem.answer) is None:
             hint = "write the letter of the right choice, or choose another --reward.name"
-            raise ConfigError(where, f"answer {problem.answer[:60]!r} is no letter", hint)
+            raise ConfigError(where, f"answer {problem.answer[:60]!r} is not a letter", hint)
         if rule in TRUTHS:
             read, form = TRUTHS[rule]
             try:

@@ -41,7 +41,7 @@ def read_wanted(truth: str) -> list[Wanted]:
     try:
         written: Any = json.loads(truth)
     except ValueError as error:
-        raise ValueError(f"is no JSON ({error})") from None
+        raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(written, list):
         raise ValueError("holds no list of calls")
     return [_wanted(row, number) for number, row in enumerate(cast(list[Any], written), 1)]

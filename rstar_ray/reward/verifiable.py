@@ -39,7 +39,7 @@ def read_instructions(truth: str) -> list[Instruction]:
     try:
         written: Any = json.loads(truth)
     except ValueError as error:
-        raise ValueError(f"is no JSON ({error})") from None
+        raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(written, list) or not written:
         raise ValueError("holds no list of instructions")
     return [_instruction(row) for row in cast(list[Any], written)]

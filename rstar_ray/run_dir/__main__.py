@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
             print(USAGE, file=sys.stderr)
             return 2
     if not (path / "config.json").is_file():
-        print(f"{path} is no run directory: it has no config.json", file=sys.stderr)
+        print(f"{path} is not a run directory: it has no config.json", file=sys.stderr)
         return 2
     try:
         RunDir(path).refuse_newer()

@@ -101,7 +101,7 @@ def to_row(row: Mapping[str, object]) -> str:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """All whole rows; a last line without its newline was torn by a crash and is left out.
 
-    No file is no rows. Raises `ConfigError` naming the line where an earlier one is no object of JSON.
+    No file is no rows. Raises `ConfigError` naming the line where an earlier one is not an object of JSON.
     """
     if not path.exists():
         return []

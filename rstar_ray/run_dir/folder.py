@@ -34,7 +34,7 @@ T = TypeVar("T")
 HASHED_WITHIN_S = 3_600.0
 """All files of a checkpoint: 60 MB/s are enough for what a learner of 14B keeps."""
 NONE_WHOLE = (
-    "bring one back from a copy, name another run directory, or move these folders away, and the stage begins anew "
+    "bring one back from a copy, name another run directory, or move these folders away, and the stage starts again "
     "without what it has recorded"
 )
 RUN_FORMAT = 1
@@ -357,7 +357,7 @@ class RunDir:
         if differ:
             found = [said for _, said in differ]
             more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-            hint = "give the same settings to go on with it, or name a new directory"
+            hint = "give the same settings to resume it, or name a new directory"
             if {other for other, _ in differ} == {stage}:
                 hint += f"; to throw {stage} away: python -m rstar_ray.run_dir forget {self.path} --stage {stage}"
             problem = f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})"
@@ -476,7 +476,7 @@ def _set_aside(damaged: Mapping[Path, str]) -> None:
         aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        log.info(f"checkpoint {folder.name} is not whole and is set aside as {aside.name}: {wrong}")
+        log.info(f"checkpoint {folder.name} is not whole and is quarantined as {aside.name}: {wrong}")
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:

@@ -43,7 +43,7 @@ class Unreadable(RStarError):
 def unreadable(path: Path, refused: OSError) -> Unreadable:
     return Unreadable(
         f"{refused.filename or path} cannot be read ({refused.strerror or refused}), and the checkpoint may be whole: "
-        "see that its file system is there and lets this account read it, and the same command goes on"
+        "see that its file system is there and lets this account read it; the same command then resumes"
     )
 
 

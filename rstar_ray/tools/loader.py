@@ -25,7 +25,7 @@ ENVIRONMENT_METHODS = ("start", "reply", "close")
 def tool_specs(entries: Sequence[str], folder: str) -> list[ToolSpec]:
     """What the entries of `--tools.use` are, in their order; `folder` is where their modules lie.
 
-    Raises `ConfigError` for what cannot be imported, is no tool, or has the name of another.
+    Raises `ConfigError` for what cannot be imported, is not a tool, or has the name of another.
     """
     own = [entry for entry in entries if entry != PYTHON]
     described = _described("--tools.use", own, folder) if own else {}
@@ -47,7 +47,7 @@ def load_tools(entry: str) -> list[Tool]:
     found = load_object(entry)
     tools = [found] if isinstance(found, Tool) else found
     if not isinstance(tools, Iterable) or not all(isinstance(tool, Tool) for tool in cast(Iterable[Any], tools)):
-        raise ConfigError(entry, "is no Tool and no list of them", "write `name = Tool(...)`, see docs/tools.md")
+        raise ConfigError(entry, "is neither a Tool nor a list of them", "write `name = Tool(...)`, see docs/tools.md")
     return list(cast(Iterable[Tool], tools))
 
 
@@ -77,7 +77,7 @@ def load_object(entry: str) -> Any:
     """Import what `module:object` names."""
     module, colon, name = entry.partition(":")
     if not colon or not name:
-        raise ConfigError(entry, "is no module:object", "name the module and what it holds")
+        raise ConfigError(entry, "is not module:object", "name the module and what it holds")
     return getattr(importlib.import_module(module), name)
 
 

@@ -55,7 +55,9 @@ def mcp_tools(
         others = "or take others alone with only=[...]"
         if not NAME.fullmatch(name):
             another = {tool.name: re.sub(r"\W+", "_", name)}
-            raise ConfigError(where, f"{name!r} is no name for a tool", f"give it one with rename={another}, {others}")
+            raise ConfigError(
+                where, f"{name!r} is not a name for a tool", f"give it one with rename={another}, {others}"
+            )
         try:
             return Tool(
                 name=name,

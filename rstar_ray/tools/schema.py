@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def schema_faults(schema: object) -> list[str]:
     """What keeps a schema from describing a tool's arguments; empty where nothing does."""
     if not isinstance(schema, Mapping):
-        return ["it is no object"]
+        return ["it is not an object"]
     fields = cast(Mapping[str, Any], schema)
     if fields.get("type") != "object":
         return ['its "type" is not "object"']
@@ -29,12 +29,12 @@ def schema_faults(schema: object) -> list[str]:
     if not isinstance(properties, Mapping):
         return ['its "properties" are no object']
     if not isinstance(required, Sequence) or isinstance(required, str):
-        return ['"required" is no list']
+        return ['"required" is not a list']
     named = cast(Mapping[str, Any], properties)
     faults = [f"{name!r} is required and no property" for name in cast(Sequence[Any], required) if name not in named]
     for name, one in named.items():
         if not isinstance(one, Mapping):
-            faults.append(f"property {name!r} is no object")
+            faults.append(f"property {name!r} is not an object")
         elif unknown := [kind for kind in _kinds(cast(Mapping[str, Any], one)) if kind not in _TYPES]:
             faults.append(f"property {name!r} has the unknown type {unknown[0]!r}")
     return faults
@@ -54,7 +54,7 @@ def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> s
             return f'"{name}" is not of type {" or ".join(kinds)}'
         choices = properties[name].get("enum")
         if isinstance(choices, list) and value not in choices:
-            return f'"{name}" is none of {", ".join(str(choice) for choice in cast(list[Any], choices))[:200]}'
+            return f'"{name}" is not one of {", ".join(str(choice) for choice in cast(list[Any], choices))[:200]}'
     return None
 
 

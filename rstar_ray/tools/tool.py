@@ -57,7 +57,7 @@ class Tool:
     def __post_init__(self) -> None:
         name = f"tool {self.name!r}"
         if not NAME.fullmatch(self.name):
-            raise ConfigError(name, "it is no name", "take letters, digits and _")
+            raise ConfigError(name, "it is not a name", "take letters, digits and _")
         if faults := schema_faults(self.parameters):
             raise ConfigError(f"{name}, parameters", faults[0], 'write {"type": "object", "properties": {...}}')
         if (self.function is None) + (self.state is None) + (self.program is None) != 2:
@@ -90,7 +90,7 @@ def _refuse_limits(name: str, deadline_s: float, max_chars: int) -> None:
     most_s = MOST_PROGRAM_S - TOOL_ROOM_S
     if not LEAST_PROGRAM_S <= deadline_s <= most_s or max_chars > MOST_OUTPUT_CHARS:
         hint = f"give deadline_s of {LEAST_PROGRAM_S:g} to {most_s:,.0f}, max_chars up to {MOST_OUTPUT_CHARS:,}"
-        raise ConfigError(name, "its deadline or its cap is none that the sandbox gives a program", hint)
+        raise ConfigError(name, "its deadline or its cap is outside what the sandbox gives a program", hint)
 
 
 def _refuse_misfit(name: str, function: Any, parameters: Mapping[str, Any], *, bound: bool = False) -> None:

@@ -46,7 +46,7 @@ def own_names(allowed: Collection[str]) -> frozenset[str]:
     """
     for name in allowed:
         if not _NAME.fullmatch(name):
-            raise ConfigError("--allow-host", f"{name!r} is no host name", "give a name alone, without a port")
+            raise ConfigError("--allow-host", f"{name!r} is not a host name", "give a name alone, without a port")
     return frozenset(name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *allowed))
 
 
@@ -68,7 +68,9 @@ def refusal(
         return Refusal(401, "a valid token is required: Authorization: Bearer ...")
     host = headers.get("Host", "")
     if not _is_ours(host, names):
-        return Refusal(421, f"{host[:100]!r} is no name of this server; allow it with --allow-host, or use its address")
+        return Refusal(
+            421, f"{host[:100]!r} is not a name of this server; allow it with --allow-host, or use its address"
+        )
     origin = headers.get("Origin")
     invited = origin is not None and origin in origins
     if origin is not None and not invited and (origin == "null" or _authority(origin) != host.lower()):

@@ -55,7 +55,7 @@ class ServerConfig:
         if not auth.is_loopback(self.host) and not self.token:
             raise ConfigError(TOKEN_VARIABLE, f"{self.host} can be reached from elsewhere", "set it, or use 127.0.0.1")
         if not 0 <= self.port < 65536:
-            raise ConfigError("port", f"{self.port} is no port", "use 1 to 65535, or 0 for any")
+            raise ConfigError("port", f"{self.port} is not a port", "use 1 to 65535, or 0 for any")
         auth.own_names(self.allow_hosts)
         if above := self.limits.above(self.ceilings):
             raise ConfigError("limits", f"{above} of a call that names none exceeds the ceiling", "raise the ceiling")

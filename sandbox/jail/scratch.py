@@ -146,7 +146,7 @@ def _move_up(home: int, name: str, places: Iterator[str], end: float) -> None:
 
 
 def _unlinked(folder: int, name: str) -> bool:
-    """Remove what is no folder; False where it is one."""
+    """Remove what is not a folder; False where it is one."""
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:

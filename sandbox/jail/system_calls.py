@@ -181,7 +181,7 @@ fgetxattr 193 10 free | of files it has opened
 listxattr 194 11 private | as getxattr
 llistxattr 195 12 private | as getxattr
 flistxattr 196 13 free | of files it has opened
-futex 202 98 judged | locks of its own threads; not those that lend priority, which wait for whomever a word names
+futex 202 98 judged | locks of the program's threads; not those that lend priority, which wait for whomever a word names
 set_robust_list 273 99 free | its own threads
 set_tid_address 218 96 free | its own threads
 arch_prctl 158 - free | thread-local storage
@@ -194,9 +194,9 @@ exit 60 93 free | its end
 exit_group 231 94 free | its end
 wait4 61 260 free | its own children; a Python program has none
 waitid 247 95 free | as wait4
-kill 62 129 judged | in a pid namespace of its own anybody in sight; elsewhere itself alone
+kill 62 129 judged | in a separate pid namespace anybody in sight; elsewhere itself alone
 tgkill 234 131 judged | as kill
-tkill 200 130 judged | in a pid namespace of its own alone
+tkill 200 130 judged | in a separate pid namespace alone
 clone 56 220 judged | threads that share their process's descriptors; processes where allowed; never a namespace
 clone3 435 435 judged | answered with "unknown", for its flags lie in memory, and libc falls back on clone
 fork 57 - processes | g++ and what it makes

@@ -122,5 +122,5 @@ def _check_prompt(rollout: TraceRollout, prompts: dict[str, int]) -> None:
     if known != rollout.prompt_tokens:
         raise ValueError(
             f"'prompt_tokens' is {rollout.prompt_tokens}, but group {rollout.group!r} has a prompt of {known}: "
-            "siblings share one prompt; give rollouts of other prompts a group of their own"
+            "siblings share one prompt; give rollouts of other prompts a separate group"
         )

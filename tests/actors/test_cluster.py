@@ -38,7 +38,7 @@ def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
             cluster.refuse_taken_port(port)
     cluster.refuse_taken_port(port)
     for none in (0, -1, 65536):
-        with pytest.raises(ConfigError, match=r"is no port. Hint: give 1 to 65535"):
+        with pytest.raises(ConfigError, match=r"is not a port. Hint: give 1 to 65535"):
             cluster.refuse_taken_port(none)
 
 

@@ -49,7 +49,7 @@ def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: boo
         time.sleep(0.2)
         probe.look()
         (line,) = logged
-        assert line.startswith("Ray's head has not answered for ") and line.endswith("and the same command goes on")
+        assert line.startswith("Ray's head has not answered for ") and line.endswith("and the same command resumes")
         head.refuses = False
         head.there.set()
         assert until(lambda: len(logged) == 2, probe)

@@ -46,7 +46,7 @@ def test_disabled_is_asked_for_by_name_and_warned_about(monkeypatch: pytest.Monk
 
 def test_a_mode_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(door.MODE_VARIABLE, "off")
-    with pytest.raises(ConfigError, match=r"RAY_AUTH_MODE: 'off' is no mode. Hint: unset it"):
+    with pytest.raises(ConfigError, match=r"RAY_AUTH_MODE: 'off' is not a mode. Hint: unset it"):
         door.shut_door()
 
 

@@ -324,7 +324,7 @@ def _kinds() -> list[Kind]:
 
 
 def _of_the_driver() -> list[Kind]:
-    again = ("going on after step",)
+    again = ("resuming after step",)
     return [
         Kind(name="SIGKILL driver", fault=to_driver(HARD), says=again, ends=True),
         Kind(name="SIGTERM driver", fault=to_driver(signal.SIGTERM), says=again, ends=True),
@@ -411,17 +411,17 @@ def _of_the_machine() -> list[Kind]:
         Kind(name="clock a day ahead", fault=told("clock", str(DAY_S)), harmless=True),
         Kind(name="clock an hour back", fault=told("clock", "-3600"), harmless=True),
         Kind(name="all processes stopped for 10 s", fault=all_stopped, harmless=True),
-        Kind(name="SIGKILL raylet", fault=to_ray("raylet", HARD), says=("going on after step",), ends=True),
+        Kind(name="SIGKILL raylet", fault=to_ray("raylet", HARD), says=("resuming after step",), ends=True),
         Kind(
             name="SIGKILL GCS",
             fault=to_ray("gcs_server", HARD),
-            says=("head has not answered", "going on after step"),
+            says=("head has not answered", "resuming after step"),
             ends=True,
         ),
         Kind(
             name="SIGSTOP GCS",
             fault=to_ray("gcs_server", signal.SIGSTOP),
-            says=("head has not answered", "going on after step"),
+            says=("head has not answered", "resuming after step"),
             ends=True,
         ),
         Kind(name="SIGSTOP, SIGCONT raylet", fault=_ray_stopped("raylet"), harmless=True),

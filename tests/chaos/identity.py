@@ -116,7 +116,7 @@ def play(
         run.keep_up()
         if not run.wait(lambda reached=reached: run.steps() > reached or _ended(run, steps), over_s):
             raise TimeoutError(f"the run did not come back after kill {kill + 1}")
-        going_on = [line.line for line in run.said[said:] if "going on after step" in line.line]
+        going_on = [line.line for line in run.said[said:] if "resuming after step" in line.line]
         saved = going_on[0] if going_on else f"{reached}"
         lost = reached - int(saved.rpartition(" ")[2])
         costs.append({"kill": kill + 1, "after_step": reached, "steps_lost": lost,

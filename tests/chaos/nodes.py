@@ -327,7 +327,7 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
             Kind(name="node of a replica lost, and comes back", fault=lose_a_replica, says=said),
         ]
 
-    ended = (*said, "no node for", "had no node for", "going on after step")
+    ended = (*said, "no node for", "had no node for", "resuming after step")
     if smaller:
         fewer = (*ended, "smaller plan: 1 replicas and 1 ranks fit, instead of 2 and 2")
         name, without = "node lost for good, and a smaller plan", ("generation/1", "learner/rank-1")

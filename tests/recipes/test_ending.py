@@ -23,9 +23,9 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
     ("error", "status", "said"),
     [
         (
-            ConfigError("--port", "70000 is no port", "give another"),
+            ConfigError("--port", "70000 is not a port", "give another"),
             2,
-            "error: --port: 70000 is no port. Hint: give another\n",
+            "error: --port: 70000 is not a port. Hint: give another\n",
         ),
         (
             OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"),

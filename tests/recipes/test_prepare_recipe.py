@@ -196,14 +196,14 @@ def test_bfcl_has_its_functions_shown_and_its_answers_in_a_file_apart(tmp_path: 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (GPQA | {"Correct Answer": ["this"]}, "set.jsonl, row 1, Correct Answer: is no text"),
+        (GPQA | {"Correct Answer": ["this"]}, "set.jsonl, row 1, Correct Answer: is not text"),
         (
             {"id": "multi_turn_base_0", "question": [[{"role": "user", "content": "?"}]], "involved_classes": ["X"]},
             "row 1, involved_classes: is of several turns, whose calls are answered by services that BFCL simulates",
         ),
-        ({"question": "?", "choices": ["a"], "answer": 0}, "set.jsonl, row 1, choices: is no list of choices"),
-        ({"question": "?", "choices": ["a", "b"], "answer": 2}, "row 1, answer: 2 is none of the choices"),
-        ({"question": "?", "choices": ["a", "b"], "answer": ""}, "row 1, answer: '' is none of the choices"),
+        ({"question": "?", "choices": ["a"], "answer": 0}, "set.jsonl, row 1, choices: is not a list of choices"),
+        ({"question": "?", "choices": ["a", "b"], "answer": 2}, "row 1, answer: 2 is not one of the choices"),
+        ({"question": "?", "choices": ["a", "b"], "answer": ""}, "row 1, answer: '' is not one of the choices"),
         (
             {"prompt": "?", "instruction_id_list": ["a"], "kwargs": []},
             "row 1, kwargs: does not fit instruction_id_list",
@@ -213,11 +213,11 @@ def test_bfcl_has_its_functions_shown_and_its_answers_in_a_file_apart(tmp_path: 
             {"id": "simple_1", "question": "?", "function": []},
             "row 1, id: 'simple_1' has no ground_truth. Hint: name the file",
         ),
-        ({"id": "s", "question": "?", "function": [], "ground_truth": ["f()"]}, "ground_truth: is no list of calls"),
-        ({"id": "s", "question": "?", "function": [], "ground_truth": 3}, "ground_truth: is no list of calls"),
+        ({"id": "s", "question": "?", "function": [], "ground_truth": ["f()"]}, "ground_truth: is not a list of calls"),
+        ({"id": "s", "question": "?", "function": [], "ground_truth": 3}, "ground_truth: is not a list of calls"),
         (
             {"id": "s", "question": [[{"content": "a"}], [{"content": "b"}]], "function": [], "ground_truth": []},
-            "question: is no single turn",
+            "question: is not a single turn",
         ),
     ],
 )

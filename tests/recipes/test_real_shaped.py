@@ -147,7 +147,7 @@ def problems_are_prepared(journey: Journey) -> None:
     prepare([raw, "--out", out, "--integer-answers", "--against", against])
     dropped = read_json(root / "train.jsonl.counts.json")["dropped"]
     assert dropped["exact duplicate"] >= journey.size.problems // 20
-    assert dropped["answer is no integer"] > 0 and dropped["shares 8 words in a row with exam"] == 1
+    assert dropped["answer is not an integer"] > 0 and dropped["shares 8 words in a row with exam"] == 1
 
 
 def is_stopped_by_sigterm_and_goes_on(journey: Journey, command: list[str]) -> None:
@@ -157,7 +157,7 @@ def is_stopped_by_sigterm_and_goes_on(journey: Journey, command: list[str]) -> N
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 130, journey.said()
     assert "with a checkpoint; the same command resumes it" in journey.log.read_text(), journey.said()
-    assert "stage1: going on after step" in journey.done(command)
+    assert "stage1: resuming after step" in journey.done(command)
     rows = read_rows(journey.run_dir / "metrics.jsonl")
     stage1 = [row for row in rows if row["stage"] == "stage1"]
     assert [row["step"] for row in stage1] == list(range(1, journey.size.steps + 1))

@@ -398,12 +398,12 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
         (
             serve,
             ["--model", "x", "--allow-origin", "https://a/"],
-            "--allow-origin: 'https://a/' is no origin. Hint: give",
+            "--allow-origin: 'https://a/' is not an origin. Hint: give",
         ),
         (
             serve,
             ["--model", "x", "--allow-host", "a:80"],
-            "--allow-host: 'a:80' is no host name. Hint: give a name alone",
+            "--allow-host: 'a:80' is not a host name. Hint: give a name alone",
         ),
         (watch, ["runs/x", "--port", "three"], "--port: 'three' is not an integer. Hint: use an integer"),
         (chat, ["--model", "x", "--temperature", "x"], "--temperature: 'x' is not a number. Hint: use a number"),

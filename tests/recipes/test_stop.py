@@ -56,7 +56,7 @@ async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_bus
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1.2)
         await asyncio.sleep(0.1)
-    assert len(logged) == 1 and logged[0].endswith("; once more after 1 s ends it at once")
+    assert len(logged) == 1 and logged[0].endswith("; a second one after 1 s ends it at once")
 
 
 async def test_one_that_is_handed_on_to_what_closes_already_does_not_kill_it(monkeypatch: pytest.MonkeyPatch):
@@ -81,4 +81,4 @@ async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept(logg
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
     told = "the evaluation ends here; the problems that are finished are kept"
-    assert logged == [f"SIGTERM: {told}; once more after 1 s ends it at once"]
+    assert logged == [f"SIGTERM: {told}; a second one after 1 s ends it at once"]

@@ -136,6 +136,6 @@ def test_a_stage_that_is_stopped_in_a_step_keeps_it_leaves_nothing_and_goes_on_t
     until(lambda: jobs.get_job_status("resumed") in (JobStatus.SUCCEEDED, JobStatus.FAILED), "resumed")
     log = jobs.get_job_logs("resumed")
     assert jobs.get_job_status("resumed") == JobStatus.SUCCEEDED, log
-    assert f"stage1: going on after step {reached}" in log
+    assert f"stage1: resuming after step {reached}" in log
     assert steps() == [*range(1, STEPS + 1)]
     assert not faults(run.path)

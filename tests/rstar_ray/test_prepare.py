@@ -106,7 +106,7 @@ def test_every_row_is_kept_or_counted_under_one_reason():
         integer_answers=True,
     )
     assert ids == ["f"]
-    assert dropped == {"no problem text": 1, "no answer": 1, "not English": 2, "answer is no integer": 1}
+    assert dropped == {"no problem text": 1, "no answer": 1, "not English": 2, "answer is not an integer": 1}
 
 
 def test_rows_without_an_id_are_numbered_and_equal_ids_of_different_problems_told_apart():
@@ -242,12 +242,12 @@ def test_every_format_gives_the_same_rows(tmp_path: Path):
     [
         ("t.jsonl", b'{"a": 1}\n{"a"', "t.jsonl, row 2: is not JSON"),
         ("t.jsonl", b'{"a": 1}\n{"a": "\xe9"}\n', "t.jsonl, row 2: is not JSON"),
-        ("t.json", b'{"a": 1}', "t.json: is no list"),
+        ("t.json", b'{"a": 1}', "t.json: is not a list"),
         ("t.json", b"[", "t.json: is not JSON"),
         ("t.csv", b"a,b\n1,2\n\xe9,3\n", "t.csv, row .: is not UTF-8. Hint: save"),
         ("t.csv", b"a,b\n1,2\n1,2,3\n", "t.csv, row 2: has more cells than the header"),
         ("t.parquet", b"PAR1 and no more", "t.parquet: is not parquet"),
-        ("t.txt", b"", "t.txt: .txt is no known format"),
+        ("t.txt", b"", "t.txt: .txt is not a known format"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_named_with_its_row(tmp_path: Path, name: str, content: bytes, message: str):

@@ -251,7 +251,7 @@ async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is
         newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest is not None and newest.step == 10
         (line,) = logged
-        assert line.startswith("checkpoint stage1-step-000020 is not whole and is set aside") and name in line
+        assert line.startswith("checkpoint stage1-step-000020 is not whole and is quarantined") and name in line
 
 
 async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, logged: list[str]):
@@ -262,7 +262,7 @@ async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_p
         newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest is not None and newest.step == 10
         assert logged == [
-            "checkpoint stage1-step-000020 is not whole and is set aside as damaged-stage1-step-000020: "
+            "checkpoint stage1-step-000020 is not whole and is quarantined as damaged-stage1-step-000020: "
             "rank0/state.pt is not what was written: its checksum differs"
         ]
         assert steps(run_dir, "stage1") == [10]
@@ -296,7 +296,7 @@ async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_b
         newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
         (line,) = logged
-        assert line.endswith(f"is set aside as damaged-stage1-step-000020: its manifest.json {said}")
+        assert line.endswith(f"is quarantined as damaged-stage1-step-000020: its manifest.json {said}")
 
 
 @pytest.mark.usefixtures("without_fsync")

@@ -483,7 +483,7 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
         await run_rl(config, adding_problems(40), fake_context(stopped, run_dir=run_dir))
     logged.listeners.clear()
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
-    assert "stage1: going on after step 4" in logged
+    assert "stage1: resuming after step 4" in logged
     ours, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
     same = ("step", "policy_version", "reward_mean", "trained_trajectories", "tokens_generated")
     assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]

@@ -43,7 +43,7 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
             "serve --max-memory-mb 100",
             "error: --max-memory-mb: a call that names none gets more. Hint: give at least 384",
         ),
-        ("serve --allow-host a:80", "error: --allow-host: 'a:80' is no host name. Hint: give a name alone"),
+        ("serve --allow-host a:80", "error: --allow-host: 'a:80' is not a host name. Hint: give a name alone"),
         ("serve --host 0.0.0.0", "error: SANDBOX_TOKEN: 0.0.0.0 can be reached from elsewhere. Hint: set it"),
         (
             "serve --max-wall-s 9999",

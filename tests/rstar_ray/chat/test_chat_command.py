@@ -92,7 +92,7 @@ def test_a_hubs_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest
         raise LocalEntryNotFoundError("not here") if local_files_only else ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    problem = "--model: Qwen/Qwen3-0.6B is no folder, it was not fetched before, and the hub cannot be reached"
+    problem = "--model: Qwen/Qwen3-0.6B is not a folder, it was not fetched before, and the hub cannot be reached"
     with pytest.raises(ConfigError, match=problem):
         hub.local_folder("Qwen/Qwen3-0.6B")
 

@@ -61,7 +61,7 @@ def test_a_system_text_takes_the_place_of_the_instructions_or_none_does(folder: 
         (lambda folder: (folder / "generation_config.json").write_text("["), "generation_config.json cannot be read"),
         (
             lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}'),
-            r"generation_config.json names \[1\] as eos_token_id, which is no token",
+            r"generation_config.json names \[1\] as eos_token_id, which is not a token",
         ),
         (
             lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": "x"}'),

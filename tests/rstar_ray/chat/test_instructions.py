@@ -15,4 +15,4 @@ def test_without_a_tool_none_is_spoken_of_or_shown():
     assert "python" not in chat.decode(chat.prompt_ids(Problem(id="p", problem="q", answer="")))
     text = '<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>'
     (call,) = chat.read(tokenizer.encode(text, add_special_tokens=False), after_tools=False).calls
-    assert call.parse_error == "unknown tool 'python'; there is none"
+    assert call.parse_error == "unknown tool 'python'; there is no tool"

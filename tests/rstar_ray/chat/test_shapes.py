@@ -50,7 +50,7 @@ def calling(name: str = "python") -> dict[str, Any]:
     ("name", "syntax", "said"),
     [
         ("mistral", "mistral", ["tools             shown by the template", "note: the template wants ids"]),
-        ("mistral-args", "mistral", ["system text       in a turn of its own", "note: the template wants ids"]),
+        ("mistral-args", "mistral", ["system text       in a separate turn", "note: the template wants ids"]),
         ("llama-2", "hermes", ["results           in a message of the user", "a turn ends       ' </s>'"]),
         ("phi-4", "hermes", ["a turn begins     '<|assistant|>'", "tools             described in the system text"]),
         ("gemma-3", "hermes", ["a turn ends       '<end_of_turn>'"]),
@@ -58,7 +58,7 @@ def calling(name: str = "python") -> dict[str, Any]:
         ("no-system-no-tools", "hermes", ["system text       before the first question"]),
         ("names-the-tool", "hermes", ["results           as the template writes them"]),
         ("adds-bos", "hermes", ["note: the tokenizer begins texts with '<s>', the template does not"]),
-        ("cohere", "hermes", ["system text       in a turn of its own"]),
+        ("cohere", "hermes", ["system text       in a separate turn"]),
         ("lfm2", "hermes", ["tools             shown by the template", "written by rstar_ray"]),
         ("nemotron", "qwen_xml", ["thinks            in <think>, which the prompt opens"]),
     ],

@@ -71,7 +71,7 @@ def test_values_may_be_lists_and_objects():
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        ("x", "is no JSON"),
+        ("x", "is not JSON"),
         ("{}", "holds no list of calls"),
         ('[{"name": "f"}]', 'call 1 has no "name" and "arguments"'),
         ('[{"name": "f", "arguments": {"a": 1}}]', "call 1 names no values for a"),

@@ -98,8 +98,8 @@ async def test_a_program_passes_all_cases_or_by_a_setting_its_share_of_them():
 @pytest.mark.parametrize(
     ("name", "truth", "complaint"),
     [
-        ("choice", "12", "is no letter. Hint: write the letter"),
-        ("code", "print(1)", "is no JSON"),
+        ("choice", "12", "is not a letter. Hint: write the letter"),
+        ("code", "print(1)", "is not JSON"),
         ("code", "[]", "holds no case"),
         ("code", '[{"input": 1, "output": "2"}]', 'case 1 has no "input" and "output" in text'),
         ("code", '{"inputs": ["1"], "outputs": []}', "has 1 inputs and 0 outputs"),

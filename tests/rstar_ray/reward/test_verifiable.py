@@ -78,7 +78,7 @@ def test_every_check_is_tried():
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        ("[", "is no JSON"),
+        ("[", "is not JSON"),
         ("[]", "holds no list of instructions"),
         ('{"name": "punctuation:no_comma"}', "holds no list of instructions"),
         ('[{"name": "be:nice"}]', "asks for 'be:nice', which nothing here verifies"),

@@ -86,7 +86,7 @@ async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: 
             "--tools.use absent:tool: ModuleNotFoundError: No module named 'absent'. Hint: give module:object",
         ),
         (["many:absent"], "--tools.use many:absent: AttributeError"),
-        (["many:value"], "--tools.use many:value: is no Tool and no list of them"),
+        (["many:value"], "--tools.use many:value: is neither a Tool nor a list of them"),
         (["raises:tool"], "--tools.use raises:tool: RuntimeError: in the environment"),
         (["crashes:tool"], "--tools.use: its process ended. Hint: give module:object, and its folder as --own-folder"),
         (["python", "many:same"], "many:same and python are both named 'python'. Hint: rename one"),

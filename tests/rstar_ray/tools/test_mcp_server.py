@@ -129,7 +129,7 @@ async def test_all_pages_of_tools_are_read_and_some_taken_under_other_names(page
     [
         (
             {},
-            "tool 'github.search': 'github.search' is no name for a tool. Hint: give it one with "
+            "tool 'github.search': 'github.search' is not a name for a tool. Hint: give it one with "
             "rename={'github.search': 'github_search'}, or take others alone with only=[...]",
         ),
         (

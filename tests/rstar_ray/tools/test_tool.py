@@ -37,7 +37,7 @@ def made(**changes: Any) -> Tool:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"name": "my tool"}, "it is no name"),
+        ({"name": "my tool"}, "it is not a name"),
         ({"parameters": {"type": "string"}}, 'its "type" is not "object"'),
         ({"parameters": {"type": "object", "properties": {"query": {"type": "text"}}}}, "has the unknown type 'text'"),
         ({"parameters": {"type": "object", "required": ["query"]}}, "'query' is required and no property"),
@@ -57,9 +57,9 @@ def made(**changes: Any) -> Tool:
         ({"deadline_s": 0.0}, "its deadline or its cap is too small"),
         (
             {"function": None, "program": "print(1)", "deadline_s": 3_600.0},
-            "none that the sandbox gives a program. Hint: give deadline_s of 0.01 to 3,599, max_chars up to 16,777,216",
+            "what the sandbox gives a program. Hint: give deadline_s of 0.01 to 3,599, max_chars up to 16,777,216",
         ),
-        ({"function": None, "program": "print(1)", "max_chars": 2**24 + 1}, "none that the sandbox gives a program"),
+        ({"function": None, "program": "print(1)", "max_chars": 2**24 + 1}, "outside what the sandbox gives a program"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_that_names_the_tool(changes: dict[str, Any], complaint: str):
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_in_one_line_that_names_the_tool(changes: d
         ({"query": 3}, '"query" is not of type string'),
         ({"query": "x", "limit": True}, '"limit" is not of type integer'),
         ({"query": "x", "limit": "3"}, '"limit" is not of type integer'),
-        ({"query": "x", "kind": "tall"}, '"kind" is none of long, short'),
+        ({"query": "x", "kind": "tall"}, '"kind" is not one of long, short'),
         ({"query": "x", "more": 1}, '"more" is unknown; the arguments are query, limit, kind'),
     ],
 )
