@@ -3,19 +3,22 @@
 A server takes its clients' token, which it needs beyond the loopback and at level `process`, from SANDBOX_TOKEN.
 """
 
-import argparse
 import asyncio
 import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from rstar_ray.config import SandboxConfig
+from rstar_ray.config.machines import Isolation
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.case_check import check_case, read_cases
 from sandbox.isolation import IsolationLevel
@@ -31,12 +34,65 @@ OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-siz
 """What settings of a run are called here; those of a server and a pool are options by their own names."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    level: Isolation = SandboxConfig().level
+    allow_landlock: bool = False
+    """accept `landlock` where namespaces are refused"""
+    workers: int = 0
+    """programs at once; 0 is one per core"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(PoolOptions):
+    """Answer over HTTP as Code Judge does."""
+
+    host: str = "127.0.0.1"
+    port: int = 8088
+    queue_size: int = SandboxConfig().max_waiting
+    """calls that may wait; more are refused"""
+    allow_host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """a host name of this server; may be repeated"""
+    max_cpu_s: float = CEILINGS.cpu_s
+    """limit that a client may ask for at most"""
+    max_wall_s: float = CEILINGS.wall_s
+    """likewise"""
+    max_memory_mb: int = CEILINGS.memory_bytes // MIB
+    """likewise"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(PoolOptions):
+    """Run one program and show what a model would see."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    stdin: Path | None = None
+    """a file with the program's input"""
+    cpu_s: float = standard_limits().cpu_s
+    wall_s: float = standard_limits().wall_s
+    memory_mb: int = standard_limits().memory_bytes // MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(PoolOptions):
+    """Run a file of cases, one line each."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and run; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    command = COMMANDS.get(words[0]) if words else None
+    if command is None:
+        asked = {"-h", "--help"} & set(words)
+        print(f"usage: python -m sandbox {{{','.join(COMMANDS)}}} [OPTIONS]", file=None if asked else sys.stderr)
+        return 0 if asked else 2
+    kind, act = command
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        return asyncio.run(options.command(options))
+        options = options_of(kind, words[1:], program=f"python -m sandbox {words[0]}", description=kind.__doc__)
+        return asyncio.run(act(options))
     except ConfigError as refused:
         print(f"error: {_as_option(refused.field)}: {refused.problem}. Hint: {refused.hint}", file=sys.stderr)
         return 2
@@ -53,47 +109,7 @@ def _as_option(field: str) -> str:
     return OPTIONS.get(field, field) if named else f"--{field.replace('_', '-')}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
-    level = argparse.ArgumentParser(add_help=False)
-    level.add_argument("--level", default=SandboxConfig().level, choices=[str(each) for each in IsolationLevel])
-    level.add_argument("--allow-landlock", action="store_true", help="accept `landlock` where namespaces are refused")
-    common = argparse.ArgumentParser(add_help=False, parents=[level])
-    common.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
-    door = _door_parser()
-    commands = parser.add_subparsers(required=True)
-
-    serve = commands.add_parser("serve", parents=[common, door], help="answer over HTTP as Code Judge does")
-    serve.add_argument("--port", type=int, default=8088)
-    serve.set_defaults(command=_serve)
-
-    run = commands.add_parser("run", parents=[common], help="run one program and show what a model would see")
-    run.add_argument("file", type=Path)
-    run.add_argument("--stdin", type=Path, help="a file with the program's input")
-    run.add_argument("--cpu-s", type=float, default=standard_limits().cpu_s)
-    run.add_argument("--wall-s", type=float, default=standard_limits().wall_s)
-    run.add_argument("--memory-mb", type=int, default=standard_limits().memory_bytes // MIB)
-    run.set_defaults(command=_run)
-
-    check = commands.add_parser("check", parents=[common], help="run a file of cases, one line each")
-    check.add_argument("file", type=Path)
-    check.set_defaults(command=_check)
-    return parser
-
-
-def _door_parser() -> argparse.ArgumentParser:
-    """Where a server listens, whom it answers, and what it allows."""
-    door = argparse.ArgumentParser(add_help=False)
-    door.add_argument("--host", default="127.0.0.1")
-    door.add_argument("--queue-size", type=int, default=SandboxConfig().max_waiting)
-    door.add_argument("--allow-host", action="append", default=[], help="a host name of this server; may be repeated")
-    door.add_argument("--max-cpu-s", type=float, default=CEILINGS.cpu_s, help="what a client may ask for at most")
-    door.add_argument("--max-wall-s", type=float, default=CEILINGS.wall_s, help="likewise")
-    door.add_argument("--max-memory-mb", type=int, default=CEILINGS.memory_bytes // MIB, help="likewise")
-    return door
-
-
-def _server_config(options: argparse.Namespace) -> "ServerConfig":
+def _server_config(options: ServeOptions) -> "ServerConfig":
     from sandbox.http.server import TOKEN_VARIABLE, ServerConfig
 
     token = os.environ.get(TOKEN_VARIABLE, "")
@@ -101,11 +117,12 @@ def _server_config(options: argparse.Namespace) -> "ServerConfig":
     if above := standard_limits().above(most):
         least = getattr(standard_limits(), above) / (MIB if above == "memory_bytes" else 1)
         raise ConfigError(_limit_option("max-", above), "a call that names none gets more", f"give at least {least:g}")
-    hosts = tuple(options.allow_host)
-    return ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
+    return ServerConfig(
+        host=options.host, port=options.port, token=token, allow_hosts=options.allow_host, ceilings=most
+    )
 
 
-def _pool(options: argparse.Namespace, config: SandboxConfig | None = None) -> SandboxPool:
+def _pool(options: PoolOptions, config: SandboxConfig | None = None) -> SandboxPool:
     levels = [IsolationLevel(options.level)]
     if options.allow_landlock and levels[0] is IsolationLevel.NAMESPACES:
         levels.append(IsolationLevel.LANDLOCK)
@@ -135,7 +152,7 @@ def _reading(path: Path, named: str = "file") -> Generator[None, None, None]:
         raise ConfigError(named, f"{path}: {reason}", "name one that can be read") from None
 
 
-async def _serve(options: argparse.Namespace) -> int:
+async def _serve(options: ServeOptions) -> int:
     from sandbox.http.server import start_server
 
     config = _server_config(options)
@@ -156,7 +173,7 @@ async def _told_to_stop() -> None:
     await stop.wait()
 
 
-async def _run(options: argparse.Namespace) -> int:
+async def _run(options: RunOptions) -> int:
     limits = _limits(standard_limits(), "", options.cpu_s, options.wall_s, options.memory_mb)
     stdin = b""
     if options.stdin:
@@ -176,7 +193,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 1 if result.outcome.failed else 0
 
 
-async def _check(options: argparse.Namespace) -> int:
+async def _check(options: CheckOptions) -> int:
     with _reading(options.file):
         cases = read_cases(options.file)
     contained = 0
@@ -188,6 +205,13 @@ async def _check(options: argparse.Namespace) -> int:
             print(f"{case.name:28} {result.outcome:14} {result.wall_s:6.2f} s  {verdict}", flush=True)
     print(f"contained {contained} of {len(cases)}")
     return 0 if contained == len(cases) else 1
+
+
+COMMANDS: dict[str, tuple[Any, Callable[[Any], Coroutine[Any, Any, int]]]] = {
+    "serve": (ServeOptions, _serve),
+    "run": (RunOptions, _run),
+    "check": (CheckOptions, _check),
+}
 
 
 if __name__ == "__main__":

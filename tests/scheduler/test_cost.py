@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.cost import EngineCost, PlacementCost, read_cost, risk_of
-from scheduler.simulator import cli as command_line
+from scheduler.simulator import __main__ as command_line
 
 COST = EngineCost(fixed_s=0.01, per_sequence_s=1e-4, per_context_s=1e-7, per_prefill_s=1e-4, per_prefill_context_s=1e-8)
 

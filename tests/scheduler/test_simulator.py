@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.traces import main as write_synthetic
 from scheduler.balancer import RULES
-from scheduler.simulator.cli import main as simulate
+from scheduler.simulator.__main__ import main as simulate
 from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
 from scheduler.traces.stage_traces import STAGES, synthetic
