@@ -24,7 +24,7 @@ from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import RunConfig, leaves, with_values
 from rstar_ray.config.machines import ZeroStage
 from rstar_ray.config.options import given, options_of, spelled, with_config_file
-from rstar_ray.config.run import Scale, WhenShort
+from rstar_ray.config.run import OnInsufficientResources, Scale
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
@@ -60,7 +60,7 @@ SETTINGS = {
     "prompts": "prompts_per_step",
 }
 """Options that are settings of a run, by their names here."""
-OF_THE_DRY_RUN = {"--nodes", "--when-short"}
+OF_THE_DRY_RUN = {"--nodes", "--on-insufficient-resources"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class PlanConfig:
     """Start a cluster of fake nodes here, and see who sits where at --scale."""
     nodes: int = 0
     """Nodes of the dry run; 0 takes the scale's, fewer show what happens when some are missing."""
-    when_short: WhenShort = RUN.when_short
+    on_insufficient_resources: OnInsufficientResources = RUN.on_insufficient_resources
     """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
     gpus: int = 64
     gpu_memory_gb: float = GPU.memory_gb
@@ -179,7 +179,10 @@ def show_dry_run(config: PlanConfig) -> int:
 
     machines = MACHINES[config.scale]
     machines = replace(machines, nodes=config.nodes or machines.nodes)
-    wanted = with_values(at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny), {"when_short": config.when_short})
+    wanted = with_values(
+        at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny),
+        {"on_insufficient_resources": config.on_insufficient_resources},
+    )
     seating = dry_run(wanted, machines)
     print(told(seating, wanted))
     return int(bool(problems(seating)))

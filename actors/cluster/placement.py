@@ -70,7 +70,7 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
 
     With pools of their own both shrink alike. What does not even hold one of each is left for `refuse_misfit`.
     """
-    if config.when_short == "refuse":
+    if config.on_insufficient_resources == "fail":
         return config
     engine, learner = config.engine, config.learner
     for replicas in range(engine.replicas, 0, -1):

@@ -82,7 +82,7 @@ def no_node(name: str, away_s: float) -> RStarError:
     """What ends a run whose parts have nowhere to go."""
     return RStarError(
         f"{name} had no node for {away_s:g} s ({OPTION}): theirs was lost, and the nodes that are left have no room; "
-        "add one and give the same command, or give it with --when-short smaller"
+        "add one and give the same command, or give it with --on-insufficient-resources scale-down"
     )
 
 

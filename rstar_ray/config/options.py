@@ -18,6 +18,8 @@ from rstar_ray.errors import ConfigError
 
 Options = TypeVar("Options")
 CONFIG = "--config"
+RENAMED = {"--when-short": "--on-insufficient-resources fail or scale-down"}
+"""Options of earlier versions, with what they are called now."""
 HELP = {"-h", "--help"}
 
 
@@ -161,6 +163,8 @@ def _refuse(event: Any, kind: type) -> NoReturn:
     match type(event).__name__:
         case "UnrecognizedArgs":
             option = event.tokens[0].partition("=")[0]
+            if option in RENAMED:
+                raise ConfigError(option, "has another name now", f"use {RENAMED[option]}")
             known = [spelled(name) for name in _names(kind)]
             close = difflib.get_close_matches(option, known, n=1, cutoff=0.7) if option.startswith("--") else []
             hint = f"perhaps {close[0]}" if close else "see --help"

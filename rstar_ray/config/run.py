@@ -24,7 +24,7 @@ BFLOAT16 = where(
 )
 Scale = Literal["tiny", "gpu", "gpu-8", "mi300x-64"]
 Until = Literal["steps", "settled", "solved"]
-WhenShort = Literal["refuse", "smaller"]
+OnInsufficientResources = Literal["fail", "scale-down"]
 MOST_SEED = 2**32 - 1
 """What numpy, and so vLLM, seeds its generators with."""
 
@@ -56,7 +56,7 @@ class RunConfig:
     """model, placement and budgets together; auto picks by what the Ray cluster offers and says what it picked"""
     run_dir: MayChange[str] = ""
     """where the run's results go; empty is runs/<scale> below the folder of the command"""
-    when_short: MayChange[WhenShort] = "refuse"
+    on_insufficient_resources: MayChange[OnInsufficientResources] = "fail"
     """where the cluster is smaller than the plan, as when a node is missing: refuse with the arithmetic, or run with as
     many replicas and ranks as fit"""
     seed: Annotated[int, at_least(0), at_most(MOST_SEED)] = 0

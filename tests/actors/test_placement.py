@@ -104,10 +104,10 @@ def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say()
     assert fitted(whole, there) is whole
     with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
         refuse_misfit(plan_layout(whole), there)
-    smaller = fitted(config("mi300x-64", when_short="smaller"), there)
+    smaller = fitted(config("mi300x-64", on_insufficient_resources="scale-down"), there)
     assert (smaller.engine.replicas, smaller.learner.ranks) == (56, 56)
-    assert fitted(config("mi300x-64", when_short="smaller"), [MI300X_NODE] * 8).engine.replicas == 64
-    hopeless = config("gpu", when_short="smaller")
+    assert fitted(config("mi300x-64", on_insufficient_resources="scale-down"), [MI300X_NODE] * 8).engine.replicas == 64
+    hopeless = config("gpu", on_insufficient_resources="scale-down")
     assert fitted(hopeless, [{"CPU": 4.0}]) is hopeless
 
 

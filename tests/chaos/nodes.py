@@ -4,7 +4,7 @@ With a rank and a replica on each, the node's parts find room on another node, o
 the run ends and says so. Where a node can have a network of its own here (`has_far`), it is cut off too, or halted with
 all that is on it, until Ray gives it up, and is back once the run goes on without it. With one rank the node without it
 is lost, and with it a replica alone and the trajectories that lie there. With `--smaller` the command is given with
-`--when-short smaller`, and goes on with what is left.
+`--on-insufficient-resources scale-down`, and goes on with what is left.
 """
 
 import argparse
@@ -369,7 +369,7 @@ def play(
 ) -> tuple[list[Case], list[str]]:
     """The cases, and what was wrong at the end of them. With a `smaller` plan there is one: what is lost is."""
     options = ("--detector.node-away-s", f"{AWAY_S:g}", "--learner.ranks", str(ranks))
-    options += ("--when-short", "smaller") if smaller else ()
+    options += ("--on-insufficient-resources", "scale-down") if smaller else ()
     control = folder / "control"
     control.mkdir(parents=True, exist_ok=True)
     nodes = Nodes(control, head_cpus=int(ranks == 2), far=ranks == 2 and has_far())
@@ -398,7 +398,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2, choices=(1, 2))
     parser.add_argument(
-        "--smaller", action="store_true", help="two ranks, of which one goes on with --when-short smaller"
+        "--smaller",
+        action="store_true",
+        help="two ranks, of which one goes on with --on-insufficient-resources scale-down",
     )
     parser.add_argument("--over-s", type=float, default=OVER_S, help="a fault that is not over then is a hang [s]")
     parser.add_argument("--folder", default="", help="where the run and its log go; a temporary folder")

@@ -75,7 +75,7 @@ def test_what_would_mean_nothing_to_a_plan_or_a_dry_run_is_refused(said: str, li
 
 @pytest.mark.real
 def test_ray_places_them_on_fake_nodes_as_they_should_be():
-    wanted = with_values(FOUR, {"engine.replicas": 6, "learner.ranks": 6, "when_short": "smaller"})
+    wanted = with_values(FOUR, {"engine.replicas": 6, "learner.ranks": 6, "on_insufficient_resources": "scale-down"})
     seated = dry_run(wanted, TWO_BY_TWO)
     assert problems(seated) == []
     assert [seated.at(bundle) for bundle in seated.layout.rank_bundles] == [(0, (0,)), (0, (1,)), (1, (0,)), (1, (1,))]

@@ -446,3 +446,8 @@ def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_b
     assert asked.count("python_code_with_standard_io") == 1 and "Solve the problem." not in asked
     assert "\\boxed{} tag.\nThis is the problem:\nFrom hmmt2025?<|im_end|>" in asked
     assert asked.endswith("<|im_start|>assistant\n<reason>")
+
+
+def test_a_renamed_option_is_refused_with_its_new_name():
+    with pytest.raises(ConfigError, match=r"^--when-short: .*--on-insufficient-resources fail or scale-down"):
+        parse([STAGE_1], [*TINY, "--when-short", "smaller"])
