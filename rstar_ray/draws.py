@@ -5,13 +5,14 @@ waits, learns and publishes. docs/async.md has the rule with its proof.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from rstar_ray.config import RunConfig
-from rstar_ray.data.order import DataPosition, draw
+from rstar_ray.data.order import DataPosition, draw, draw_mix, mix_counts, present
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, roll_out, rollout_requests
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.run_dir.served_weights import ServedWeights
@@ -19,6 +20,8 @@ from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.training_rows import has_signal, resample
 from rstar_ray.trajectory import Problem, RolloutRequest
+
+log = logging.getLogger(__name__)
 
 
 class StalenessRule:
@@ -80,6 +83,11 @@ class Draws:
     ) -> None:
         """`weights`: those of the stage's steps on record, where rollouts go on under newer weights."""
         self._problems = problems
+        self._mix = present(config.data.weights, problems)
+        if gone := config.data.weights.keys() - self._mix.keys():
+            log.info(
+                f"{config.stage}: --data.mix: no problem of {', '.join(sorted(gone))} is left; the others are drawn"
+            )
         self._rollouts = rollouts
         self._config = config
         self._weights = weights
@@ -109,14 +117,14 @@ class Draws:
     def _begin(self, number: int, *, ended: int) -> None:
         config = self._config
         skipped = self._skipped(number)
-        problems, self._position = draw(
-            self._problems,
-            config.prompts_per_step,
-            self._position,
-            seed=config.seed,
-            stage=config.stage,
-            skipped=skipped,
-        )
+        named: dict[str, Any] = {"seed": config.seed, "stage": config.stage, "skipped": skipped}
+        if self._mix:
+            mix = {"floor": config.data.mix_floor, "number": number, **named}
+            problems, self._position = draw_mix(
+                self._problems, config.prompts_per_step, self._position, self._mix, **mix
+            )
+        else:
+            problems, self._position = draw(self._problems, config.prompts_per_step, self._position, **named)
         requests = self._requests[number] = rollout_requests(
             problems,
             config,
@@ -124,7 +132,11 @@ class Draws:
             siblings=config.algorithm.num_rollouts,
             oldest_version=self._oldest_version(number, ended=ended),
         )
-        others = [problem for index, problem in enumerate(self._problems) if index not in skipped]
+        others = [
+            problem
+            for index, problem in enumerate(self._problems)
+            if index not in skipped and (not self._mix or problem.family in self._mix)
+        ]
         finishing = finish_draw(requests, self._rollouts, config, step=number, problems=others, position=self._position)
         self._tasks[number] = asyncio.create_task(finishing)
 
@@ -229,9 +241,13 @@ def _refill(
     telling = sum(has_signal(resample(group, config, step), config) for group in groups)
     there = {request.problem.id for request in requests}
     others = [problem for problem in problems if problem.id not in there]
-    order = named_generator(config.seed, config.stage, "refill", step, refill).permutation(len(others))
+    rng = named_generator(config.seed, config.stage, "refill", step, refill)
+    ordered, count = [others[int(i)] for i in rng.permutation(len(others))], max(0, config.prompts_per_step - telling)
+    if mix := present(config.data.weights, ordered):
+        counts = mix_counts(mix, count, rng)
+        ordered = [one for name, n in counts.items() for one in [p for p in ordered if p.family == name][:n]]
     return rollout_requests(
-        [others[int(i)] for i in order[: max(0, config.prompts_per_step - telling)]],
+        ordered[:count],
         config,
         name=step,
         siblings=config.algorithm.num_rollouts,

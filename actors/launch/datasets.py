@@ -10,6 +10,7 @@ from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.template import ChatFormat, TokenizerChat
 from rstar_ray.config import RunConfig, own_environments
 from rstar_ray.data.conversation import Conversation
+from rstar_ray.data.order import present
 from rstar_ray.data.problems import load_problems, random_subset
 from rstar_ray.data.sft import encode
 from rstar_ray.data.sft_plan import ChatSource, SftPlan, plan_sft, refuse_many_epochs
@@ -30,6 +31,17 @@ MOST_TOO_LONG = 0.05
 
 
 def training_problems(config: RunConfig) -> list[Problem]:
+    """Raises `ConfigError` for a file that cannot be used, or has no problem of a source in `--data.mix`."""
+    problems = _training_problems(config)
+    weights = config.data.weights
+    if missing := weights.keys() - present(weights, problems).keys():
+        families = ", ".join(sorted({problem.family for problem in problems} - {""})[:20]) or "none"
+        problem = f"no problem has the family {min(missing)!r}, only {families}"
+        raise ConfigError("--data.mix", problem, "name families of the training problems")
+    return problems
+
+
+def _training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
         integers = config.data.integer_answers and config.reward.name == "math"
         return _from_file("--data.train", config.data.train, config, integer_answers=integers)

@@ -1,9 +1,10 @@
 """What is asked: budgets and sampling of rollouts, the problems, and what an evaluation is."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rstar_ray.config.checks import at_least, at_most, check_bounds, within
+from rstar_ray.config.checks import at_least, at_most, check_bounds, require, within
 from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange, SameAnswers
 
@@ -56,6 +57,11 @@ class DataConfig:
     """problems rolled out where solved ones are dropped (--drop-solved), drawn from the file at random by --seed;
     0 rolls out all"""
 
+    mix: Annotated[tuple[str, ...], OF_RL] = ()
+    """sources and their weights in every draw, as math=3 search=1; a source is the problems with this `family`. Others
+    are not drawn; empty draws from all problems alike"""
+    mix_floor: Annotated[int, OF_RL, not_with("data.mix", ()), at_least(0)] = 0
+    """problems that each source of --data.mix has in every draw at least"""
     skip_solved: Annotated[int, OF_RL, at_least(0)] = 0
     """steps for which a problem is not drawn again once all its rollouts were right; 0 skips none. Only steps that had
     ended when a draw began count, so that what is drawn does not depend on timing"""
@@ -64,6 +70,23 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_bounds("data", self)
+        _ = self.weights
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the sources of `mix`; a weight is above 0. Raises `ConfigError` for what is no mix."""
+        weights: dict[str, float] = {}
+        for one in self.mix:
+            source, _, text = one.rpartition("=")
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = 0.0
+            right = source and source not in weights and 0 < weight < math.inf
+            require(right, "--data.mix", f"{one!r} is not SOURCE=WEIGHT with a new source and a weight above 0",
+                    "write math=3 search=1")  # fmt: skip
+            weights[source] = weight
+        return weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,13 @@ class RunConfig:
             f"{buffer} tokens are more than --rollout.max-response-tokens {longest}",
             "lower it",
         )
+        floor = self.data.mix_floor * len(self.data.mix)
+        require(
+            floor <= self.prompts_per_step,
+            "--data.mix-floor",
+            f"{self.data.mix_floor} for each source are {floor} problems, more than the {self.prompts_per_step} of a draw",
+            "lower it, or raise --prompts-per-step",
+        )
         context = self.engine.max_context_tokens
         for option, budget in (
             ("--rollout.max-response-tokens", self.rollout.max_response_tokens),

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.seeds import named_generator
 from rstar_ray.trajectory import Problem
@@ -20,11 +22,13 @@ class DataPosition:
     epoch: int = 0
     drawn: int = 0  # items of this epoch already drawn or skipped
     solved: tuple[tuple[int, tuple[str, ...]], ...] = ()  # of the latest steps, the problems solved by all rollouts
+    sources: tuple[tuple[str, int, int], ...] = ()  # (source, its epoch, drawn), with a mix
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "DataPosition":
         solved = tuple((step, tuple(names)) for step, names in saved.get("solved", ()))
-        return cls(saved["epoch"], saved["drawn"], solved)
+        sources = tuple((str(name), epoch, drawn) for name, epoch, drawn in saved.get("sources", ()))
+        return cls(saved["epoch"], saved["drawn"], solved, sources)
 
 
 def draw(
@@ -54,6 +58,62 @@ def draw(
             if index not in skipped:
                 drawn.append(items[index])
     return drawn, replace(position, epoch=epoch, drawn=place)
+
+
+def mix_counts(weights: Mapping[str, float], count: int, rng: np.random.Generator, *, floor: int = 0) -> dict[str, int]:
+    """How many of `count` items each source has: `floor`, and a share of the others.
+
+    Systematic sampling: a share is rounded up or down, by one random number for all, so that its expectation is exact.
+    """
+    floor = min(floor, count // len(weights))
+    exact = np.cumsum(list(weights.values())) / sum(weights.values()) * (count - floor * len(weights))
+    ends = np.floor(exact + rng.random()).astype(int)
+    ends[-1] = count - floor * len(weights)  # whatever was rounded
+    shares = np.diff(ends, prepend=0)
+    return {name: floor + int(share) for name, share in zip(weights, shares, strict=True)}
+
+
+def draw_mix(
+    problems: Sequence[Problem],
+    count: int,
+    position: DataPosition,
+    weights: Mapping[str, float],
+    *,
+    floor: int,
+    number: int,
+    seed: int,
+    stage: str,
+    skipped: Collection[int] = frozenset(),
+) -> tuple[list[Problem], DataPosition]:
+    """As `draw`, of sources (the problems of one family) that are each drawn in an order of their own.
+
+    How many each has in draw `number` depends on that number alone. A source whose problems are all `skipped` is drawn
+    from as if none were.
+    """
+    drawn: list[Problem] = []
+    places = {name: (epoch, place) for name, epoch, place in position.sources}
+    counts = mix_counts(weights, count, named_generator(seed, stage, "mix", number), floor=floor)
+    for source, share in counts.items():
+        indices = [index for index, problem in enumerate(problems) if problem.family == source]
+        left_out = {place for place, index in enumerate(indices) if index in skipped}
+        found, reached = draw(
+            [problems[index] for index in indices],
+            share,
+            DataPosition(*places.get(source, (0, 0))),
+            seed=seed,
+            stage=f"{stage}/{source}",
+            skipped=left_out if len(left_out) < len(indices) else frozenset(),
+        )
+        drawn += found
+        places[source] = (reached.epoch, reached.drawn)
+    sources = tuple((name, epoch, place) for name, (epoch, place) in places.items())
+    return drawn, replace(position, sources=sources)
+
+
+def present(weights: Mapping[str, float], problems: Iterable[Problem]) -> dict[str, float]:
+    """The sources of a mix that have a problem."""
+    families = {problem.family for problem in problems}
+    return {source: weight for source, weight in weights.items() if source in families}
 
 
 def digest_of_problems(problems: Iterable[Problem]) -> str:

@@ -1,13 +1,22 @@
+import json
 import math
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rstar_ray.algorithm.advantage import group_advantages, overlong_penalty, rewards_differ
 from rstar_ray.chat.tool_calls import parse_tool_calls
-from rstar_ray.data.order import DataPosition, draw
+from rstar_ray.config import DataConfig
+from rstar_ray.data.order import DataPosition, draw, draw_mix, mix_counts
+from rstar_ray.errors import ConfigError
 from rstar_ray.seeds import derive_seed, named_generator
+from rstar_ray.trajectory import Problem
 
 
 def test_advantages_are_the_standardised_rewards_of_the_group():
@@ -50,6 +59,55 @@ def test_every_item_is_drawn_once_per_epoch_and_drawing_goes_on_from_a_saved_pos
     assert draw(items, 7, DataPosition(), seed=2, stage="s")[0] != whole[:7]
     with pytest.raises(ValueError, match="nothing to draw"):
         draw([], 1, DataPosition(), seed=1, stage="s")
+
+
+def problems_of(**sizes: int) -> list[Problem]:
+    return [
+        Problem(id=f"{family}-{i}", problem="?", answer="1", family=family)
+        for family, size in sizes.items()
+        for i in range(size)
+    ]
+
+
+def test_a_mix_draws_each_source_by_its_weight_and_floor_and_goes_on_from_a_saved_position():
+    problems, weights = problems_of(math=30, rare=4, search=20, other=9), {"math": 3.0, "search": 1.0, "rare": 0.05}
+
+    def draws(first: int, last: int, position: DataPosition) -> tuple[list[list[Problem]], DataPosition]:
+        drawn = list[list[Problem]]()
+        for number in range(first, last + 1):
+            named: Any = {"floor": 1, "number": number, "seed": 1, "stage": "s"}
+            found, position = draw_mix(problems, 10, position, weights, **named)
+            drawn.append(found)
+        return drawn, position
+
+    whole, _ = draws(1, 400, DataPosition())
+    first, position = draws(1, 150, DataPosition())
+    rest, _ = draws(151, 400, DataPosition.from_json(json.loads(json.dumps(asdict(position)))))
+    assert first + rest == whole
+    counts = [Counter(one.family for one in drawn) for drawn in whole]
+    assert all(sum(count.values()) == 10 and len(count) == 3 for count in counts)
+    shares = {name: 1 + 7 * weight / 4.05 for name, weight in weights.items()}
+    for name, share in shares.items():
+        assert {count[name] for count in counts} <= {math.floor(share), math.ceil(share)}
+        assert sum(count[name] for count in counts) / 400 == pytest.approx(share, abs=0.1)
+    of_math = [one.id for drawn in whole for one in drawn if one.family == "math"]
+    assert sorted(of_math[:30]) == sorted(of_math[30:60]) == sorted(f"math-{i}" for i in range(30))
+
+
+@given(
+    st.lists(st.floats(0.01, 1000), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 9), st.integers(0, 9)
+)
+def test_the_counts_of_a_mix_add_up(weights: list[float], count: int, floor: int, seed: int):
+    named = {str(number): weight for number, weight in enumerate(weights)}
+    counts = mix_counts(named, count, np.random.default_rng(seed), floor=floor)
+    assert sum(counts.values()) == count
+    assert min(counts.values()) >= min(floor, count // len(weights))
+
+
+@pytest.mark.parametrize("mix", [("math",), ("math=0",), ("math=x",), ("math=1", "math=2"), ("=1",), ("a=inf",)])
+def test_what_is_no_mix_is_refused(mix: tuple[str, ...]):
+    with pytest.raises(ConfigError, match="--data.mix"):
+        DataConfig(mix=mix)
 
 
 def test_seeds_are_fixed_by_their_names():

@@ -634,6 +634,32 @@ async def test_problems_that_were_all_right_are_not_drawn_again_for_some_steps(t
         assert not drawn & set([*latest][:20]), f"step {row['step']}: at most half of the problems are left out"
 
 
+async def test_a_mix_is_drawn_alike_where_the_run_was_stopped_between_and_where_draws_run_ahead(tmp_path: Path):
+    problems = [replace(one, family="ab"[i % 8 == 0]) for i, one in enumerate(adding_problems(40))]
+    drawn: dict[str, list[Counter[str]]] = {}
+    for name, staleness in (("whole", 0), ("stopped", 0), ("ahead", 2)):
+        values = {"data__mix": ("a=3", "b=1"), "data__mix_floor": 1, "algorithm__refill_rounds": 1}
+        config = stage("stage1", steps=6, staleness=staleness, checkpoint__every_steps=1, **values)
+        with RunDir.open(tmp_path / name, config.stage, asdict(config)) as run_dir:
+            if name == "stopped":
+                stopping = replace(
+                    fake_context(SkilledPolicy()),
+                    stop_requested=lambda path=run_dir.path: len(read_rows(path / "metrics.jsonl")) >= 3,
+                )
+                with pytest.raises(Stopped):
+                    await run_rl(config, problems, in_run(stopping, run_dir))
+            await run_rl(config, problems, in_run(fake_context(SkilledPolicy()), run_dir))
+        families = {one.id: one.family for one in problems}
+        drawn[name] = []
+        for row in read_rows(tmp_path / name / "ledger.jsonl"):
+            ids = [rollout for rollouts in row["ids"].values() for rollout in rollouts]
+            groups = {rollout.rpartition("/")[0].partition("-")[2] for rollout in ids}
+            drawn[name].append(Counter(families[group] for group in groups))
+        assert all(count["b"] >= 1 for count in drawn[name])
+    whole, stopped = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "stopped"))
+    assert whole == stopped
+
+
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
     requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
     draw = await finish_draw(requests, context.rollouts, config, step=step)
