@@ -119,7 +119,7 @@ class Draws:
         skipped = self._skipped(number)
         named: dict[str, Any] = {"seed": config.seed, "stage": config.stage, "skipped": skipped}
         if self._mix:
-            mix = {"floor": config.data.mix_floor, "number": number, **named}
+            mix: dict[str, Any] = {"floor": config.data.mix_floor, "number": number, **named}
             problems, self._position = draw_mix(
                 self._problems, config.prompts_per_step, self._position, self._mix, **mix
             )

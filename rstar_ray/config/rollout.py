@@ -82,7 +82,7 @@ class DataConfig:
                 weight = float(text)
             except ValueError:
                 weight = 0.0
-            right = source and source not in weights and 0 < weight < math.inf
+            right = bool(source) and source not in weights and 0 < weight < math.inf
             require(right, "--data.mix", f"{one!r} is not SOURCE=WEIGHT with a new source and a weight above 0",
                     "write math=3 search=1")  # fmt: skip
             weights[source] = weight

@@ -127,7 +127,7 @@ class RunConfig:
         require(
             floor <= self.prompts_per_step,
             "--data.mix-floor",
-            f"{self.data.mix_floor} for each source are {floor} problems, more than the {self.prompts_per_step} of a draw",
+            f"{self.data.mix_floor} for each source are {floor} problems, above the {self.prompts_per_step} of a draw",
             "lower it, or raise --prompts-per-step",
         )
         context = self.engine.max_context_tokens

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar_ray.algorithm.advantage import group_advantages, overlong_penalty, rewards_differ
@@ -94,7 +94,7 @@ def test_a_mix_draws_each_source_by_its_weight_and_floor_and_goes_on_from_a_save
     assert sorted(of_math[:30]) == sorted(of_math[30:60]) == sorted(f"math-{i}" for i in range(30))
 
 
-@given(
+@hypothesis.given(
     st.lists(st.floats(0.01, 1000), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 9), st.integers(0, 9)
 )
 def test_the_counts_of_a_mix_add_up(weights: list[float], count: int, floor: int, seed: int):
@@ -106,7 +106,7 @@ def test_the_counts_of_a_mix_add_up(weights: list[float], count: int, floor: int
 
 @pytest.mark.parametrize("mix", [("math",), ("math=0",), ("math=x",), ("math=1", "math=2"), ("=1",), ("a=inf",)])
 def test_what_is_no_mix_is_refused(mix: tuple[str, ...]):
-    with pytest.raises(ConfigError, match="--data.mix"):
+    with pytest.raises(ConfigError, match=r"--data\.mix"):
         DataConfig(mix=mix)
 
 
