@@ -51,7 +51,7 @@ ASK_AGAIN_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Are the answer and the truth of each pair equal? Trusted code, run in the same pool under limits of its own."""
+    """Are the answer and the truth of each pair equal? Trusted code, run in the same pool under separate limits."""
 
     pairs: tuple[tuple[str, str], ...]
 
@@ -300,7 +300,7 @@ class SandboxClient:
                 self._again(call, f"{executor.name}: {_told(lost)}")
 
     async def _until_there(self, executor: _Executor) -> None:
-        """Wait until it answers, so that no try is spent on one that is starting; the calls' own deadlines go on."""
+        """Wait until it answers, so that no try is spent on one that is starting; the calls' deadlines run on."""
 
         with contextlib.suppress(RayError, DeadlineExceeded):
             await executor.actor.call(

@@ -117,7 +117,7 @@ class TrainingActors:
         self._hosts = start_hosts(
             self._config.tools, self.specs, self._config.own_folder, runtime_env={"env_vars": NO_GPU}
         )
-        head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
+        head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head there is no cluster
         balancer = self._balancer = start_balancer(
             self._config.balancer, run=self.meter.run, runtime_env={"env_vars": NO_GPU}, **head
         )
@@ -232,7 +232,7 @@ class TrainingActors:
     async def repeat(self, stage: Callable[[], Awaitable[T]], steps_saved: Callable[[], int]) -> T:
         """A stage, which is begun again from its newest checkpoint when the learner is lost in it.
 
-        Raises `RStarError` with what was waited for where nothing gets on any more.
+        Raises `RStarError` with what was waited for where there is no more progress.
         """
         run = with_restarts(
             lambda: self.learner.unless_lost(stage()),

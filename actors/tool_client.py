@@ -24,7 +24,7 @@ from rstar_ray.trajectory import StopReason, ToolCall, ToolMemory, ToolResult
 GRACE_S = 5.0
 """Above a call's deadline, which its host keeps itself: a host that is still silent is looked at."""
 LOOK_S = HELD_UP_S + 4.0
-"""For a host to say whether a call holds it up; which it does in a thread of its own."""
+"""For a host to say whether a call holds it up; which it does in a separate thread."""
 KILLED_WITHIN_S = 1.0
 """After that look, where it finds nothing well."""
 REST_S = 5.0

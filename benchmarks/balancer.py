@@ -25,7 +25,7 @@ import ray
 import tyro
 from scipy.optimize import least_squares
 
-from actors.cluster.auth import shut_door
+from actors.cluster.auth import require_token_auth
 from benchmarks.costly import CostlySize, compare
 from benchmarks.replay import (
     MIXED_LIMITS,
@@ -282,7 +282,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    shut_door()
+    require_token_auth()
     logging.disable(logging.WARNING)
     settings = tyro.cli(BenchSettings)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

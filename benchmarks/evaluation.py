@@ -21,7 +21,7 @@ from typing import Any
 import ray
 import tyro
 
-from actors.cluster.auth import shut_door
+from actors.cluster.auth import require_token_auth
 from actors.generation.engine import Engine
 from actors.system import TrainingActors
 from benchmarks.small import SMALL
@@ -213,7 +213,7 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    shut_door()
+    require_token_auth()
     logging.disable(logging.WARNING)
     settings = tyro.cli(BenchSettings)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

@@ -24,7 +24,7 @@ import numpy as np
 import ray
 
 from actors.balancer_service import BalancerService
-from actors.cluster.auth import shut_door
+from actors.cluster.auth import require_token_auth
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
@@ -191,7 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory")
     run = parser.parse_args().run
-    shut_door()
+    require_token_auth()
     address = os.environ.get("RAY_ADDRESS", "local")
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""A recipe that is started again whenever it died: the same command goes on from its newest checkpoint.
+"""A recipe that is started again whenever it died: the same command resumes from its newest checkpoint.
 
 python recipes/again.py recipes/train.py --run-dir runs/mine
 ray job submit --address http://127.0.0.1:8265 --working-dir . -- python recipes/again.py recipes/stage1.py
@@ -45,7 +45,7 @@ class Deaths:
 def lived(command: Sequence[str]) -> Life:
     """Run it to its end, and hand on what this process is asked to stop by.
 
-    It has a process group of its own, so that what is sent to a whole group, as by Ctrl-C, reaches it once; where this
+    It has a separate process group, so that what is sent to a whole group, as by Ctrl-C, reaches it once; where this
     process is killed it ends too.
     """
     prctl = ctypes.CDLL(None).prctl

@@ -42,7 +42,7 @@ class ChatOptions(TalkConfig):
 
 
 class Screen:
-    """A terminal: thoughts dim, programs highlighted, results framed; plain text where it is none."""
+    """A terminal: thoughts dim, programs highlighted, results framed; plain text elsewhere."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""A step's update once more, from its recorded trajectories and the checkpoint before it, and what differs.
+"""A step's update again, from its recorded trajectories and the checkpoint before it, and what differs.
 
 python recipes/replay.py runs/tiny --step 1
 python recipes/replay.py runs/tiny --step 31 --stage stage1

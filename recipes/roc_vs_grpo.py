@@ -5,7 +5,7 @@ python recipes/roc_vs_grpo.py --seeds 5 --run-dir runs/experiment
 Every arm trains stage 1 of the tiny world from its seed's SFT policy, with budgets that do not bind, so that arms
 differ in resampling alone. The teacher slips more than for `make train`, so that no arm is done before the end: once
 nearly all is right, most of what is still wrong comes after a failed call, and outcome reward alone drives those out.
-With --tiny.coupling above 0 a failed first call costs the answer from the start. An interrupted experiment goes on with
+With --tiny.coupling above 0 a failed first call costs the answer from the start. An interrupted experiment resumes with
 the same command.
 """
 

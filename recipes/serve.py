@@ -266,7 +266,7 @@ async def _body(request: web.Request) -> bytes:
         return await request.read()
     except (web.HTTPException, ConnectionError):
         raise
-    except Exception as unreadable:  # such as gzip that is none
+    except Exception as unreadable:  # such as invalid gzip
         raise BadRequest("the body cannot be read") from unreadable
 
 

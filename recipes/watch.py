@@ -2,7 +2,7 @@
 
 python recipes/watch.py runs/tiny
 
-Reads the run directory alone: it opens on a run that goes on, has ended or has crashed, on any machine that sees the
+Reads the run directory alone: it opens on a run that is active, has ended or has crashed, on any machine that sees the
 directory. It listens on the loopback; the address it shows holds the token that every figure needs: the one in the
 environment variable RSTAR_RAY_TOKEN, or a new one.
 """

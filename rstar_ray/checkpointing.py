@@ -1,4 +1,4 @@
-"""Checkpoints beside the steps: a copy is taken between two of them, and written while the next one goes on."""
+"""Checkpoints beside the steps: a copy is taken between two of them, and written while the next one runs."""
 
 import asyncio
 import logging

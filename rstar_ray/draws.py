@@ -81,7 +81,7 @@ class Draws:
         progress: StageProgress,
         weights: ServedWeights | None = None,
     ) -> None:
-        """`weights`: those of the stage's steps on record, where rollouts go on under newer weights."""
+        """`weights`: those of the stage's steps on record, where rollouts continue under newer weights."""
         self._problems = problems
         self._mix = present(config.data.weights, problems)
         if gone := config.data.weights.keys() - self._mix.keys():

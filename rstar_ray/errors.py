@@ -56,7 +56,7 @@ class VersionGone(LearnerError):
 
 
 class Stopped(RStarError):
-    """A person or the cluster asked the run to end, and it has; the same command goes on."""
+    """A person or the cluster asked the run to end, and it has; the same command resumes."""
 
 
 class DeadlineExceeded(RStarError):

@@ -1,6 +1,6 @@
 """The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section 4.3).
 
-Each problem's row is written when the last of its rollouts ends, and a choice that was interrupted goes on from those.
+Each problem's row is written when the last of its rollouts ends, and an interrupted choice resumes from those.
 """
 
 import logging

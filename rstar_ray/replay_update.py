@@ -1,4 +1,4 @@
-"""A recorded step's update once more: the same rollouts, chosen by the same draw, against the same checkpoint.
+"""A recorded step's update, repeated: the same rollouts, chosen by the same draw, against the same checkpoint.
 
 What a step's update depends on is in the run directory: the trajectories' tokens, rewards and log-probs, the settings,
 and the checkpoint before it. Nothing else is read, so that a difference says something.

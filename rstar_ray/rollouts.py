@@ -187,7 +187,7 @@ async def whole_groups(
 ) -> AsyncIterator[Group | DroppedRollout]:
     """Each group when the last of its siblings ends, in the order of the requests.
 
-    What our own failures ended is asked for again, under the same seed and an id of its own: generation takes no id
+    What our own failures ended is asked for again, under the same seed and a new id: generation takes no id
     twice. What failed every time comes last, and its group not at all; what ended every time, but could not be judged,
     stands in its group as it is (`summary.unjudged`). Raises as `roll_out`.
     """
@@ -209,7 +209,7 @@ async def whole_groups(
             group[_without_repeat(end.summary.rollout_id)] = end
             if len(group) == len(siblings[group_id]):
                 yield [group[rollout_id] for rollout_id in siblings[group_id]]
-                finished[group_id] = {}  # the caller may let go of it
+                finished[group_id] = {}  # the caller may release it
         if not dropped:
             return
         if attempt > repeats:

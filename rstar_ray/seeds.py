@@ -15,5 +15,5 @@ def derive_seed(run_seed: int, *name: str | int) -> int:
 
 
 def named_generator(run_seed: int, *name: str | int) -> np.random.Generator:
-    """A numpy generator of its own for one named purpose."""
+    """A separate numpy generator for one named purpose."""
     return np.random.default_rng(derive_seed(run_seed, *name))

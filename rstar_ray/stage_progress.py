@@ -1,4 +1,4 @@
-"""Where a stage stands between two steps, and whether it should go on."""
+"""Where a stage stands between two steps, and whether it should continue."""
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -81,7 +81,7 @@ class StageProgress:
 
 
 def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> None:
-    """Raise `ConfigError` where a stage that goes on would draw from something else: its position means nothing there.
+    """Raise `ConfigError` where a resumed stage would draw from something else: its position means nothing there.
 
     `data` is the digest of what there is now.
     """

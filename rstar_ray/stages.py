@@ -1,7 +1,7 @@
 """The stages of the recipe (arXiv:2508.20722 section 4): SFT, then RL in three parts, each evaluated at its end.
 
 Everything that acts is behind Protocols; this module decides what happens in which order, what is logged, what is
-saved, and where a stopped run goes on.
+saved, and where a stopped run resumes.
 """
 
 import logging
@@ -49,7 +49,7 @@ async def run_sft(
     *,
     source: str = "",
 ) -> Checkpoint:
-    """Supervised steps, then the stage's checkpoint; goes on where a stopped run left off.
+    """Supervised steps, then the stage's checkpoint; resumes where a stopped run left off.
 
     `source` is the digest of the file that the rows are of.
     """
@@ -146,7 +146,7 @@ def _stop_requested(config: RunConfig, context: RunContext, step: int, *, last: 
 async def run_rl(
     config: RunConfig, problems: Sequence[Problem], context: RunContext, *, heldout: Sequence[Problem] = ()
 ) -> Checkpoint:
-    """GRPO-RoC steps, logged, evaluated and saved around; goes on where a stopped run left off."""
+    """GRPO-RoC steps, logged, evaluated and saved around; resumes where a stopped run left off."""
     _log_inactive_format(config, problems)
     _log_staleness(config, context.run_dir)
     progress, before = await _start(config, context)
@@ -218,7 +218,7 @@ def _log_staleness(config: RunConfig, run_dir: RunDir) -> None:
 
 
 def _served_weights(config: RunConfig, run_dir: RunDir, progress: StageProgress, checksum: int) -> ServedWeights | None:
-    """The record of which weights each step left, where rollouts go on under newer ones."""
+    """The record of which weights each step left, where rollouts continue under newer ones."""
     weights = ServedWeights(run_dir.journal_path, config.stage)
     if not config.staleness and not weights.last_step:
         return None

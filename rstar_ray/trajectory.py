@@ -110,7 +110,7 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """A budget of tokens cut the rollout, which would have gone on: its length is known to a bound only."""
+        """A budget of tokens cut the rollout, which would have continued: its length is known to a bound only."""
         return self is StopReason.TRUNCATED
 
 

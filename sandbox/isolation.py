@@ -78,7 +78,7 @@ class Host:
     seccomp: str = ""  # 2: a filter from outside is upon us
     apparmor: str = ""  # the profile that confines us
     most_user_namespaces: str = ""
-    restricted_by_apparmor: str = ""  # 1: only programs with a profile of their own
+    restricted_by_apparmor: str = ""  # 1: only programs with their own profile
     unprivileged: str = ""  # 0: an old switch of Debian's, for root alone
 
 

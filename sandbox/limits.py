@@ -67,7 +67,7 @@ def program_limits(config: SandboxConfig) -> Limits:
 
 
 def tool_limits(limits: Limits, deadline_s: float, max_chars: int) -> Limits:
-    """Of a program that is a tool, with a deadline and a cap of its own."""
+    """Of a program that is a tool, with a separate deadline and cap."""
     wall_s = deadline_s + TOOL_ROOM_S
     return replace(limits, cpu_s=deadline_s, wall_s=wall_s, stdout_chars=max_chars, stderr_chars=max_chars)
 

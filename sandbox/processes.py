@@ -173,7 +173,7 @@ class Channel:
         return next(line.split()[1] for line in about.splitlines() if line.startswith("Pid:"))
 
     def close(self) -> None:
-        """Let go of the process; it ends when it notices."""
+        """Release the process; it ends when it notices."""
         if self.ours.fileno() >= 0:
             self._loop.remove_reader(self.ours.fileno())
             self.ours.close()
@@ -273,7 +273,7 @@ class ForkServer:
         self._on_end(self._reason)
 
     def kill(self) -> None:
-        """End it; its cells live on until they are let go."""
+        """End it; its cells live on until they are released."""
         self.channel.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)

@@ -29,7 +29,7 @@ def overslept(since_last_tick_s: float) -> bool:
 
 
 def on_cell(silent_s: float, *, ready: bool, busy: bool, pinged: bool) -> Verdict:
-    """What the silence of a cell means; a busy one speaks of its own accord."""
+    """What the silence of a cell means; a busy one reports unasked."""
     if not ready:
         return Verdict.LOST if silent_s > CELL_START_S else Verdict.WELL
     if busy or pinged:

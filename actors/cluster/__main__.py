@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from urllib.request import Request
 
-from actors.cluster.auth import MODE_VARIABLE, export_line, private_directory, shut_door, the_token
+from actors.cluster.auth import MODE_VARIABLE, export_line, private_directory, require_token_auth, the_token
 from actors.cluster.gpu_environment import accelerator, gpu_environment
 from actors.cluster.hosts_file import run_cluster_file
 from actors.cluster.recorded_processes import Sign, end, recorded, start
@@ -50,7 +50,7 @@ def up() -> None:
         raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
     refuse_taken_port(DASHBOARD_PORT)
     private_directory()
-    locked = shut_door()
+    locked = require_token_auth()
     STATE.mkdir(exist_ok=True)
     ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]

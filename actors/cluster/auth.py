@@ -33,7 +33,7 @@ _SOCKET = (
 )
 
 
-def shut_door() -> bool:
+def require_token_auth() -> bool:
     """Put this process, and all that it starts, under token authentication; before Ray is started or joined.
 
     A Ray that is started afterwards keeps its files in `private_directory`. False where RAY_AUTH_MODE=disabled asked
@@ -108,7 +108,7 @@ def default_token_path() -> Path:
 
 
 def the_token() -> str:
-    """The token that `shut_door` found or made."""
+    """The token that `require_token_auth` found or made."""
     if TOKEN_VARIABLE in os.environ:
         return os.environ[TOKEN_VARIABLE].strip()
     return Path(os.environ.get(PATH_VARIABLE) or default_token_path()).read_text().strip()

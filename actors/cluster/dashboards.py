@@ -66,7 +66,7 @@ def listens_on(prometheus: psutil.Process) -> int:
 
 
 def discovery_file(head: psutil.Process) -> str:
-    """The list of nodes that this head keeps: several Rays may run on one machine, each in a folder of its own."""
+    """The list of nodes that this head keeps: several Rays may run on one machine, each in a separate folder."""
     for process in head.children(recursive=True):
         found = re.search(r"--session[-_]dir=(\S+)", " ".join(process.cmdline()))
         if found:

@@ -1,6 +1,6 @@
 """Who may change what is held of GPUs that engines and learner ranks share: engines that start, or the learner.
 
-vLLM looks at what is free on its device when it starts, twice, and refuses where another process has let go of memory
+vLLM looks at what is free on its device when it starts, twice, and refuses where another process has released memory
 in between, or holds too much for a moment: an update's activations, a model on its way to the device. So no engine
 starts during an update, and no update begins while one does. Engines start beside each other.
 """

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.cluster.auth import shut_door
+from actors.cluster.auth import require_token_auth
 from rstar_ray.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"HEAD_ADDRESS|NODE_\d+")
@@ -76,5 +76,5 @@ def ray_command(action: Literal["up", "down"], path: Path) -> list[str]:
 def run_cluster_file(action: Literal["up", "down"], path: Path) -> int:
     """Ray's own exit status."""
     read_cluster_file(path)
-    shut_door()  # the token that the file hands to every node is there from now on
+    require_token_auth()  # the token that the file hands to every node is there from now on
     return subprocess.run(ray_command(action, path)).returncode

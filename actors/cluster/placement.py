@@ -36,7 +36,7 @@ class Layout:
 
 
 def plan_layout(config: RunConfig) -> Layout:
-    """Replica i has bundle i; rank j shares bundle j mod replicas, or has one of its own behind them."""
+    """Replica i has bundle i; rank j shares bundle j mod replicas, or has a separate one behind them."""
     engine, learner = config.engine, config.learner
     first, over = (engine.replicas, learner.ranks) if learner.own_gpus else (0, engine.replicas)
     rank_bundles = tuple(first + rank % over for rank in range(learner.ranks))
@@ -68,7 +68,7 @@ def sending_ranks(layout: Layout, way: WeightWay) -> dict[int, int]:
 def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
     """The same run with as many replicas and ranks as these nodes hold, where the settings ask for that.
 
-    With pools of their own both shrink alike. What does not even hold one of each is left for `refuse_misfit`.
+    Separate pools shrink alike. What does not even hold one of each is left for `refuse_misfit`.
     """
     if config.on_insufficient_resources == "fail":
         return config

@@ -32,7 +32,7 @@ def start(
     deadline_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Start one in a session of its own that writes to `log`, record it at `path`, and wait for the sign that it is up.
+    """Start one in a separate session that writes to `log`, record it at `path`, and wait for the sign that it is up.
 
     One that does not come up is ended. Raises `ConfigError` where it ended by itself, with its last words, and
     `DeadlineExceeded`.

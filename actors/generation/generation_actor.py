@@ -135,7 +135,7 @@ class GenerationActor(ServiceActor):
         return replace(loaded, move_s=fetched_s + loaded.move_s)
 
     async def join_sender(self, meeting: Mapping[str, Any]) -> None:
-        """Be there for what a learner's rank broadcasts from now on; an engine that cannot is none the worse."""
+        """Be there for what a learner's rank broadcasts from now on; failure is harmless: the object store is used."""
         await self._engine.weights.join(meeting)
 
     async def begin_weights(self, policy_version: int, plan: BucketPlan) -> None:

@@ -71,7 +71,7 @@ class RolloutClient:
         several_versions: bool = False,
         silent_s: float = 0.0,
     ) -> None:
-        """`journal`: where the workers keep what was sampled. `several_versions`: a rollout may go on under newer
+        """`journal`: where the workers keep what was sampled. `several_versions`: a rollout may continue under newer
         weights. `on_replica_lost` is called for one that is gone, or
         whose loops have failed. `silent_s`: how long a called actor may be silent before the watchdog kills it."""
         self._version, self._checksum = 0, 0  # of the weights that all workers serve; the model folder's

@@ -64,7 +64,7 @@ def engine_environment(config: RunConfig) -> dict[str, str]:
 
 
 def _cpu_environment(engine: EngineConfig) -> dict[str, str]:
-    """Engines share a machine's cores, so none is bound to any; one rank needs no worker process of its own.
+    """Engines share a machine's cores, so none is bound to any; one rank needs no separate worker process.
 
     Without Dynamo one small function of vLLM's is not compiled at the first step: no C++ compiler is needed, and
     2.8 s of CPU time and 25 MB are saved.
@@ -76,7 +76,7 @@ def _cpu_environment(engine: EngineConfig) -> dict[str, str]:
 
 
 def _gpu_environment(config: RunConfig) -> dict[str, str]:
-    """vLLM has kernels for GPUs that sum in an order of their own, whatever is decoded beside a sequence."""
+    """vLLM has kernels for GPUs that sum in a fixed order, whatever is decoded beside a sequence."""
     return {"VLLM_BATCH_INVARIANT": "1"} if config.deterministic else {}
 
 

@@ -1,7 +1,7 @@
-"""Whether Ray's head is there: asked now and then, in a thread of its own, since a question to a dead one blocks.
+"""Whether Ray's head is there: asked now and then, in a separate thread, since a question to a dead one blocks.
 
 Ray itself ends the driver a minute after the head has died, and until then says nothing, while a run that needs nothing
-of it goes on. A head that is stopped, or whose machine is cut off, Ray waits for without end: the run does not.
+of it continues. A head that is stopped, or whose machine is cut off, Ray waits for without end: the run does not.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ EVERY_S = 2.0
 LAST_ANSWER_S = 1.0
 """For a question that is open when the run ends: Ray should not be shut down under it."""
 EXIT_S = 120.0
-"""Ray lets go of a driver, and ends a head of its own, within seconds; a busy machine takes several times as long."""
+"""Ray releases a driver, and ends its own head, within seconds; a busy machine takes several times as long."""
 
 
 class Ending:

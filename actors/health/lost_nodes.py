@@ -1,6 +1,6 @@
 """Nodes that a run loses and gets back: what is said of them, and the wait until its bundles have a place again.
 
-Ray itself places the bundles of a lost node anew, on a node that has room or that joins; until then what belongs there
+Ray itself places the bundles of a lost node again, on a node that has room or that joins; until then what belongs there
 cannot be started.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 OPTION = "--detector.node-away-s"
 SAY_AFTER_S = 10.0
-"""A place that is found before is none of people's business."""
+"""Only longer waits are logged."""
 
 
 class NodesSeen:

@@ -33,7 +33,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--data.train": "--evaluate.files",
     },
 }
-"""By stage: settings of other stages, which mean nothing to it by itself, and the one of its own that is meant."""
+"""By stage: settings of other stages, which mean nothing to it by itself, and the setting that is meant."""
 
 OF_TRAINING = ("--stage", "--model", *(f"--telemetry.{sink}" for sink in EXTERNAL))
 """Options of a stage's file that an evaluation of its policy does not take over."""
@@ -82,7 +82,7 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
 
 def _with_stage_file(defaults: Sequence[RunConfig], of_file: Sequence[str]) -> list[RunConfig]:
     """The defaults of several stages with a file of one of them: it holds for its stage, and what differs there from
-    that stage's defaults holds for the others too. Raises `ConfigError` where its stage is none of these.
+    that stage's defaults holds for the others too. Raises `ConfigError` where its stage is not among these.
     """
     stage = _stage_of(of_file)
     own = next((default for default in defaults if default.stage == stage), None)

@@ -178,6 +178,6 @@ def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], 
 
 
 def require_tiny(config: RunConfig, field: str, hint: str) -> None:
-    """Raise `ConfigError` for a field left empty at a scale that has nothing of its own to put there."""
+    """Raise `ConfigError` for a field left empty at a scale that has no default to put there."""
     if config.scale != "tiny":
         raise ConfigError(field, f"it is empty, and scale {config.scale} has no default", hint)

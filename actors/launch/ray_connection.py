@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from uuid import uuid4
 
-from actors.cluster.auth import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, shut_door
+from actors.cluster.auth import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, require_token_auth
 from actors.cluster.gpu_environment import accelerator, gpu_environment, missing
 from rstar_ray.config.scales import local_resources
 from rstar_ray.errors import ConfigError, RStarError
@@ -22,7 +22,7 @@ def connect() -> None:
 
     Raises `ConfigError` where the cluster has another token.
     """
-    shut_door()
+    require_token_auth()
     import ray
 
     if ray.is_initialized():
@@ -55,7 +55,7 @@ def connect() -> None:
             runtime_env=runtime,
             log_to_driver=False,
         )
-    except Exception as failed:  # Ray has no class of its own for it
+    except Exception as failed:  # Ray has no class for it
         if SLOW_START not in str(failed):
             raise
         raise RStarError(

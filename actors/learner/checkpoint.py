@@ -2,8 +2,8 @@
 
 Each rank writes what it holds, where its node is, and says what it wrote. A file names of each value which elements of
 the flattened tensor it has, so any number of ranks, under any ZeRO setting, reads what it needs and no more.
-DeepSpeed's universal checkpoint does the same for its own folders, but only after a program of its own has read all of
-a checkpoint and written it anew, tensor by tensor; these few facts make that step needless.
+DeepSpeed's universal checkpoint does the same for its own folders, but only after a separate program has read all of
+a checkpoint and written it again, tensor by tensor; these few facts make that step needless.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one rank writes, in host memory: training may go on while it is written."""
+    """What one rank writes, in host memory: training may continue while it is written."""
 
     rank: int
     tensors: dict[str, Tensor]  # flat, float32
@@ -120,7 +120,7 @@ def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
     return Position(
         step=facts["step"],
         calls=facts["calls"],
-        bad_updates=facts.get("bad_updates", 0),  # a checkpoint without it is none the worse
+        bad_updates=facts.get("bad_updates", 0),  # a checkpoint without it is valid
         extra=facts["extra"],
         base=facts.get("base", ""),
     )
@@ -130,7 +130,7 @@ class RankFiles:
     """The files of all ranks of a checkpoint as one: any range of any value."""
 
     def __init__(self, folder: Path, num_ranks: int) -> None:
-        """Raises `OSError` for a file that is missing, `ValueError` for one that is none."""
+        """Raises `OSError` for a file that is missing, `ValueError` for an invalid one."""
         from safetensors import SafetensorError, safe_open
 
         self._stack = contextlib.ExitStack()

@@ -32,7 +32,7 @@ def learner_device(learner: LearnerConfig) -> torch.device:
 
 
 def open_store(learner: LearnerConfig, host: str) -> TCPStore:
-    """Where the other ranks are waited for: a port that is never let go in between, so nobody else can take it."""
+    """Where the other ranks are waited for: a port that is never released in between, so nobody else can take it."""
     deadline = timedelta(seconds=learner.start_deadline_s)
     return TCPStore(host, 0, learner.ranks, is_master=True, timeout=deadline, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""Files written beside what a rank does next, in a thread of its own, and what became of them."""
+"""Files written beside what a rank does next, in a separate thread, and what became of them."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -254,7 +254,7 @@ class Learner:
         return Publication.together(sent, seconds=seconds)
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Everything the learner needs to go on, as it is now; each rank writes its part beside what comes next."""
+        """Everything the learner needs to resume, as it is now; each rank writes its part beside what comes next."""
         saved = dict(extra or {})
         await self._everywhere(lambda rank: rank.save_checkpoint(str(folder), saved), "a copy for a checkpoint")
         self._saved.append(folder)
@@ -263,7 +263,7 @@ class Learner:
         """What the ranks wrote of checkpoints and model folders since this was asked last, once all of it is on disk.
 
         Raises `LearnerError` where a rank could not write, or this process does not see what it wrote, and `RankLost`
-        where the ranks that took the copies are gone. They may train meanwhile, and go on in any case.
+        where the ranks that took the copies are gone. They may train meanwhile, and continue in any case.
         """
         ranks, seconds = self._running(), self.config.learner.step_deadline_s
         folders, self._saved = self._saved, []
@@ -276,7 +276,7 @@ class Learner:
         return files
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
+        """Resume from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
         loaded = await self._everywhere(lambda rank: rank.load_checkpoint(str(folder)), "loading a checkpoint")
         extra, self._step = loaded[0]
         return extra

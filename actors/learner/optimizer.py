@@ -12,7 +12,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class RefusingAdamW(torch.optim.AdamW):
     """AdamW that leaves everything unchanged while `refuse` is set, or where a gradient is not finite.
 
-    DeepSpeed calls `step` in the middle of its own bookkeeping, which must run in any case. Without
+    DeepSpeed calls `step` in the middle of its bookkeeping, which must run in any case. Without
     ZeRO nobody clips, so it clips here.
     """
 

@@ -129,7 +129,7 @@ class OptimizerSteps:
         return norm if norm >= 0 else math.inf  # DeepSpeed says -1 for a norm that is not finite
 
     def _bad_update(self, micro_batches: MicroBatches, losses: Sequence[Tensor], loss: float, grad_norm: float) -> str:
-        """Count it, save the batch, and return which rows are suspect; the run decides whether to go on."""
+        """Count it, save the batch, and return which rows are suspect; the run decides whether to continue."""
         self.bad_updates += 1
         by_rank: list[Any] = [None] * self._config.learner.ranks
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))

@@ -54,7 +54,7 @@ class Policy(nn.Module):
 
 
 class LogprobHead(nn.Module):
-    """The output layer; as a module of its own, so that ZeRO-3 gathers its weight around it."""
+    """The output layer; as a separate module, so that ZeRO-3 gathers its weight around it."""
 
     def __init__(self, weight_VH: Tensor, chunk_tokens: int, *, float32: bool) -> None:
         super().__init__()

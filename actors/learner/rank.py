@@ -119,7 +119,7 @@ class LearnerRank:
         return held
 
     def release(self) -> None:
-        """Let go of the model and the optimizer; the rank cannot be used after it."""
+        """Release the model and the optimizer; the rank cannot be used after it."""
         self.engine.destroy()
         del self.engine, self.policy, self.optimizer, self.state, self.reference, self._steps
 
@@ -242,7 +242,7 @@ class LearnerRank:
         self._steps.step = 0
 
     def save_checkpoint(self, folder: Path, extra: dict[str, Any]) -> None:
-        """All that a learner needs to go on, and what the caller adds, as it is now; it is there once `written`
+        """All that a learner needs to resume, and what the caller adds, as it is now; it is there once `written`
         returns, on every rank."""
         position = checkpoint.Position(
             step=self.step, calls=self.calls, bad_updates=self._steps.bad_updates, extra=extra, base=self._base
@@ -258,10 +258,10 @@ class LearnerRank:
         return self._files.written()
 
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint of any number of ranks; returns its `extra`."""
+        """Resume from a checkpoint of any number of ranks; returns its `extra`."""
         position = checkpoint.load(folder, self.state, architecture=self.policy.architecture)
         self._steps.step = position.step
-        # Updates that stopped the run count no longer: it takes as many again to stop it once more.
+        # Updates that stopped the run count no longer: it takes as many again to stop it.
         stopped = position.bad_updates >= self.config.optimizer.max_bad_updates
         self._steps.bad_updates = 0 if stopped else position.bad_updates
         self.calls = position.calls

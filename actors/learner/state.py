@@ -57,7 +57,7 @@ class LearnerState:
     # ------------------------------------------------------------ what this rank holds
 
     def held(self, name: str) -> range:
-        """The elements that this rank keeps: a partition of its own under ZeRO, or all."""
+        """The elements that this rank keeps: its partition under ZeRO, or all."""
         parameter = cast(Any, self._parameters[name])
         if self._zero == 3:
             return _share(self.numel(name), self._rank, parameter.ds_tensor.numel())

@@ -199,7 +199,7 @@ def locked_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def sandbox(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """Whether programs can be caged as options."""
+    """Whether programs can be isolated as the options ask."""
     if facts.sandbox is None:
         return _not_here("sandbox", facts, "not tried")
     if facts.sandbox.worked:

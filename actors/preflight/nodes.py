@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from actors.cluster.auth import shut_door
+from actors.cluster.auth import require_token_auth
 from actors.preflight.facts import Folder, NodeFacts, PreflightOptions
 from actors.preflight.read_facts import look_at_needed, look_at_run_dir, read_facts
 from actors.preflight.required_paths import Needed
@@ -40,7 +40,7 @@ class NodeReader:
 
 def every_node(options: PreflightOptions) -> list[NodeFacts]:
     """Head first. Raises `DeadlineExceeded` naming the first node that does not answer."""
-    shut_door()
+    require_token_auth()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     with _readers() as readers:

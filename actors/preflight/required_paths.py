@@ -19,7 +19,7 @@ class Needed:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Ray starts processes in folders of their own."""
+    """Ray starts processes in separate folders."""
     traces = config.telemetry.traces
     named = {
         "own_folder": config.own_folder or ".",

@@ -1,4 +1,4 @@
-"""What one talks to: an engine of one's own beside a sandbox, or a server of OpenAI's chat completions."""
+"""What one talks to: a local engine beside a sandbox, or a server of OpenAI's chat completions."""
 
 import json
 import secrets

@@ -85,7 +85,7 @@ def size_of(entries: Sequence[WeightEntry]) -> int:
 def checksum(buckets: Iterable[WeightBucket], total: int = 0) -> int:
     """One figure of names, shapes, types and bytes in entry order; where buckets end does not matter.
 
-    `total` goes on from the checksum of the buckets before.
+    `total` continues from the checksum of the buckets before.
     """
     for bucket in buckets:
         for entry in bucket.entries:
@@ -117,7 +117,7 @@ def joined_sums(by_row: int, by_column: int, num_bytes: int) -> int:
 
 
 def chained(entry: WeightEntry, of_bytes: int, total: int) -> int:
-    """A checksum that goes on with one more entry, of whose bytes `of_bytes` is the sum."""
+    """A checksum continued with one more entry, of whose bytes `of_bytes` is the sum."""
     return zlib.crc32(f"{entry.name} {entry.shape} {entry.dtype} {of_bytes}\n".encode(), total)
 
 

@@ -1,6 +1,6 @@
 """Weights on their way into an engine's worker processes: laid out in shared memory, so that the swap is one copy.
 
-The engine's process lays them out while the engine goes on decoding; only then is it paused, and its workers (other
+The engine's process lays them out while the engine continues decoding; only then is it paused, and its workers (other
 processes of the same host) copy from the mapping. Nothing large ever crosses a socket. Engines of one node that take
 one version together share one file, so that eight of them do not hold the weights eight times.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 BY_FILE = "file"  # how the weights of a parcel come
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = Path(tempfile.gettempdir())
-"""The node's, by which its engines meet: found before one of them takes a folder of its own."""
+"""The node's, by which its engines meet: found before one of them takes a separate folder."""
 PREFIX = "rstar-weights-"
 WHOLE = b"\x01"  # after the last bucket of a file that is laid out
 LAID_OUT_DEADLINE_S = 100.0

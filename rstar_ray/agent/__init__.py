@@ -1,1 +1,1 @@
-"""One rollout: think, call the tool, read its answer, go on."""
+"""One rollout: think, call the tool, read its answer, continue."""

@@ -1,4 +1,4 @@
-"""One rollout: think, write Python, read what it did, go on (arXiv:2508.20722 section 2.1).
+"""One rollout: think, write Python, read what it did, continue (arXiv:2508.20722 section 2.1).
 
 A coroutine over two functions; it knows neither Ray nor vLLM. Its state is a record from which any other replica can
 continue after each turn.
@@ -156,7 +156,7 @@ async def play_turn(
 ) -> RolloutState:
     """One completion and the answers to its calls; without a call the reply of the environment, if there is one.
 
-    `max_turns` counts all completions; with an environment, which has a limit of its own, those that call a tool.
+    `max_turns` counts all completions; with an environment, which has a separate limit, those that call a tool.
     """
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)

@@ -97,7 +97,7 @@ def _thinks(chat: TokenizerChat) -> str:
 
 
 def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """What does not fit together although one can go on, and what to do."""
+    """What does not fit together without stopping the run, and what to do."""
     profile, tokenizer = chat.profile, chat.tokenizer
     asked = chat.decode(chat.prompt_ids(Problem(id="", problem="x", answer="")))
     end = profile.answer_end.strip()

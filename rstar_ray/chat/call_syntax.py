@@ -75,7 +75,7 @@ def _json(text: str) -> Any:
 
 
 def _json_object(value: Any, what: str) -> dict[str, Any]:
-    if isinstance(value, str):  # some models write the object as a string once more
+    if isinstance(value, str):  # some models write the object as a string again
         value = _json(value)
     if not isinstance(value, dict):
         raise _Unreadable(f'"{what}" is not an object')

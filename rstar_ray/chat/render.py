@@ -47,7 +47,7 @@ class Renderer:
         self._switches = dict(switches or {})
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, opens: bool) -> str:
-        """The text of a conversation; with `opens` up to where the assistant goes on."""
+        """The text of a conversation; with `opens` up to where the assistant continues."""
         written = self._written(messages, tools)
         shown = list(tools) if tools and self._facts.shows_tools else None
         text = self._tokenizer.apply_chat_template(

@@ -325,7 +325,7 @@ class _Probe:
         return {token_id: str(self._tokenizer.convert_ids_to_tokens(token_id)) for token_id in ids}
 
     def _tool_frame(self, answer_end: str, stops: Mapping[int, str]) -> tuple[str, Frame, str]:
-        """What ends a turn that calls, the frame of its results up to where the policy goes on, what is between two."""
+        """What ends a turn that calls, the frame of its results until the policy continues, what is between two."""
         padded = f" \n{RESULT}\n "
         try:
             rendered = self._render(_user(), _calling(), _result(padded), _result(SECOND), opens=True)

@@ -100,7 +100,7 @@ class TokenizerChat:
         ]
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
-        """All answers of one turn, up to where the policy goes on."""
+        """All answers of one turn, up to where the policy continues."""
         return self._tool_text_ids([result.text for result in results])
 
     def _tool_text_ids(self, texts: Sequence[str]) -> list[int]:
@@ -112,7 +112,7 @@ class TokenizerChat:
         return ids + self._answer_tail
 
     def user_answer_ids(self, text: str) -> list[int]:
-        """What the other side says to a turn, up to where the policy goes on."""
+        """What the other side says to a turn, up to where the policy continues."""
         head, tail = self._user_frame()
         opened = self.encoder.encode(head, after=self.profile.answer_end)
         return [*opened, *self._words(text, after=head), *self.encoder.encode(tail, after=_WORDS)]
@@ -127,7 +127,7 @@ class TokenizerChat:
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
     def conversation_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A whole conversation up to where the policy goes on; what was said spells no control token. Raises
+        """A whole conversation up to where the policy continues; what was said spells no control token. Raises
         `ValueError` where the template refuses it.
         """
         return self._rendered_ids(opened(messages, self._system, self._before), self._told)

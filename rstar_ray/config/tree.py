@@ -1,4 +1,4 @@
-"""The tree of settings as a whole: its leaves by dotted name, what differs, and what may change when a run goes on."""
+"""The tree of settings as a whole: its leaves by dotted name, what differs, and what may change when a run resumes."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, TypeVar, cast, get_origin
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _GoesOn:
-    """A run that goes on may have another value: of where it runs, how it waits and what it keeps."""
+    """A resumed run may have another value: of where it runs, how it waits and what it keeps."""
 
 
 MayChange = Annotated[T, _GoesOn()]
-"""The type of a setting that does not change what a run computes, so that a run may go on with another value of it."""
+"""The type of a setting that does not change what a run computes, so that a run may resume with another value of it."""
 
 
 @dataclass(frozen=True)

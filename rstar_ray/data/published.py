@@ -36,7 +36,7 @@ def published_form(row: Any) -> Form | None:
 
 
 def _gpqa(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> RawProblem:
-    """GPQA: four choices are put in an order of their own for each row; judged by choice"""
+    """GPQA: four choices are put in a random order for each row; judged by choice"""
     right, *wrong = (_text(row, name, where) for name in ("Correct Answer", *WRONG))
     question = _text(row, "Question", where)
     name = plain_text(row.get("Record ID")) or ""
@@ -162,7 +162,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 ANSWERED_APART: tuple[Form, ...] = (_bfcl, _bfcl_turns)
-"""Of sets that may keep their answers in a file of their own."""
+"""Of sets that may keep their answers in a separate file."""
 FORMS: tuple[tuple[set[str], Form], ...] = (
     ({"Question", "Correct Answer", *WRONG}, _gpqa),
     ({"prompt", "instruction_id_list", "kwargs"}, _ifeval),

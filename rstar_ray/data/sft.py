@@ -147,7 +147,7 @@ class _Renderer:
         return self._ended(message, written)
 
     def _without_system(self, number: int) -> str | None:
-        """What is written of a turn where there is no system text: Mistral's templates move it as the talk goes on."""
+        """What is written of a turn where there is no system text: Mistral's templates move it later."""
         if self._messages[0]["role"] != "system" or number < 3:
             return None
         talk = self._messages[1:]
@@ -200,7 +200,7 @@ class _Renderer:
         return frame.head + self._profile.tool_separator.join(results) + frame.tail
 
     def _cut(self, text: str) -> list[Piece]:
-        """Rendered text with the marks' own texts put back, as pieces of their own."""
+        """Rendered text with the marks' own texts put back, as separate pieces."""
         if not self._foreign:
             return [Piece(text, False)]
         parts = re.split(f"({'|'.join(map(re.escape, self._foreign))})", text)

@@ -45,7 +45,7 @@ MANY_EPOCHS = 10
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """Where a process finds the chat; `folder` None is the tiny world's tokenizer, made anew."""
+    """Where a process finds the chat; `folder` None is the tiny world's tokenizer, made again."""
 
     folder: str | None
     config: ChatConfig = field(default_factory=ChatConfig)

@@ -1,7 +1,7 @@
 """Evaluations from their first rollout to their rows in evaluations.jsonl (arXiv:2508.20722 section 5).
 
 All sets of one evaluation are asked for at once, so that replicas have work until the last problem; each problem's row
-is written when it ends, and an evaluation that was interrupted goes on from those rows.
+is written when it ends, and an interrupted evaluation resumes from those rows.
 """
 
 import logging
@@ -134,7 +134,7 @@ def best_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
 
 
 def forget_evaluations(run_dir: RunDir, stage: str, after_step: int) -> None:
-    """Drop what a stopped run evaluated beyond the step that it goes on from: those weights are not there any more."""
+    """Drop what a stopped run evaluated beyond the step that it resumes from: those weights are not there any more."""
     cut_rows(run_dir.evaluations_path, stage=stage, after_step=after_step)
     for path in run_dir.results_path.glob(f"{stage}-step-*"):
         if int(path.name.removeprefix(f"{stage}-step-").partition("-")[0]) > after_step:

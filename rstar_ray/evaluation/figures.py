@@ -91,7 +91,7 @@ def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
 
 
 def majority_is_right(correct_k: Sequence[bool], answers_k: Sequence[str]) -> float:
-    """maj@k of one problem (arXiv:2203.11171): chance that the most frequent answer is right, with ties drawn by lot.
+    """maj@k of one problem (arXiv:2203.11171): chance that the most frequent answer is right, ties at random.
 
     Answers that were judged right are one answer, however they are written; of the others equal texts are. A rollout
     without an answer has no vote.

@@ -20,7 +20,7 @@ from rstar_ray.trajectory import Problem, Transcript
 T = TypeVar("T")
 
 MAX_TRIES = 3
-"""How often an answer is judged anew where judging failed; after that the rollout is dropped, and counted."""
+"""How often an answer is judged again where judging failed; after that the rollout is dropped, and counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reward functions of the user, in processes of their own: one that hangs is killed, one that raises is reported.
+"""Reward functions of the user, in separate processes: one that hangs is killed, one that raises is reported.
 
 The function is `def reward(completion: str, problem: Problem) -> float`, or takes the whole rollout as a third argument
 (`Transcript`). It returns any finite number. An async function judges several completions at once.
@@ -193,7 +193,7 @@ class _Process:
     async def _read(self, child: asyncio.subprocess.Process) -> None:
         """Give each answer to its waiter, until the child ends."""
         assert child.stdout is not None
-        with contextlib.suppress(ValueError):  # a line that is none: the child is of no use
+        with contextlib.suppress(ValueError):  # an invalid line: the child is of no use
             while line := await child.stdout.readline():
                 answer: dict[str, Any] = json.loads(line)
                 waiting = self._waiting.get(answer.pop("id"))
@@ -236,7 +236,7 @@ class _Unusable(JudgeError):
 
 
 def check_own_reward(name: str, folder: str, *, option: str = "--reward.name") -> None:
-    """Import the function in a process of its own and look at what it takes. Raises `ConfigError`."""
+    """Import the function in a separate process and look at what it takes. Raises `ConfigError`."""
 
     async def once() -> None:
         process = _Process(name, folder)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from rstar_ray.reward.find import last_program, spoken
 
 MAX_CHARS = 20_000
-"""Longer calls are none."""
+"""Longer calls are rejected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and rows of JSON whose torn end is mended."""
+"""Files that survive a crash: written whole or not at all, and rows of JSON whose torn end is repaired."""
 
 import errno
 import json

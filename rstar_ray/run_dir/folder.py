@@ -99,7 +99,7 @@ class RunDir:
         may_differ: Collection[str] = (),
         shared: Collection[str] = ("scale", "seed"),
     ) -> "Generator[RunDir, None, None]":
-        """Hold the directory for one stage of a run, new or gone on with; no other process gets it meanwhile.
+        """Hold the directory for one stage of a run, new or resumed; no other process gets it meanwhile.
 
         `config` is the stage's whole configuration as JSON values (`asdict`); config.json keeps it
         under the stage's name and never changes it. Dotted names, or whole branches, in `may_differ`
@@ -193,7 +193,7 @@ class RunDir:
         """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
 
         Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
-        into place; until then it has a name of its own, so that nobody's late writing gets into it. `written`,
+        into place; until then it has a temporary name, so that nobody's late writing gets into it. `written`,
         filled before the block ends, has what was said of every file by who wrote it, and a file that is not in it ends
         in `RStarError`; without it all files are this process's own. An exception, or a crash at any point, leaves the
         earlier checkpoints as they were.
@@ -245,9 +245,9 @@ class RunDir:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
     async def newest_whole_checkpoint(self, stage: str) -> Checkpoint | None:
-        """The newest whose every byte is what was written; what is newer is named, and set aside under another name.
+        """The newest whose every byte is what was written; what is newer is named, and quarantined under another name.
 
-        None where the stage has none yet. Raises `ConfigError` where it has some and none is whole: to begin anew cuts
+        None where the stage has none yet. Raises `ConfigError` where it has some and none is whole: to start again cuts
         the record of its steps, which is for a person to decide. Raises `Unreadable` as `checkpoints`.
         """
         damaged: dict[Path, str] = {}
@@ -339,7 +339,7 @@ class RunDir:
             try:
                 holds.truncate(0)
                 owner = f"process {os.getpid()} on {socket.gethostname()}\n"
-                os.write(holds.fileno(), owner.encode())  # what a buffer keeps would fail once more as it is closed
+                os.write(holds.fileno(), owner.encode())  # what a buffer keeps would fail again as it is closed
             except OSError as refused:
                 raise unwritable(self.path / ".lock", refused) from refused
             yield
@@ -403,7 +403,7 @@ def stage_ends(run_dir: RunDir) -> dict[str, Path]:
 
 async def hashed(look: Callable[[], T], folder: Path) -> T:
     """What `look` finds, which reads all files of this checkpoint and changes nothing: the loop turns meanwhile, and
-    where nobody waits any more it goes on unseen."""
+    where nobody waits any more it continues unseen."""
     looking = asyncio.to_thread(look)
     reason = f"the checksums of {folder.name}"
     return await within(looking, HASHED_WITHIN_S, waiter="driver", owner="the disk", reason=reason)
@@ -453,7 +453,7 @@ def _written_in(file: IO[str]) -> str:
 
 
 def _folders(parent: Path, start: str) -> list[Path]:
-    """Those whose names begin so and go on with a step alone, as no copy by hand does, the last by name first.
+    """Those whose names begin so and continue with a step alone, as no copy by hand does, the last by name first.
 
     Raises `Unreadable` where nobody can tell now which.
     """

@@ -19,7 +19,7 @@ TABLES = ("metrics.jsonl", "ledger.jsonl", "evaluations.jsonl", "journal/weights
 def forget(path: Path, stage: str, *, sure: bool) -> None:
     """Remove all that the stage left and log each of it; unless `sure`, only log it.
 
-    Once more after a crash half-way it removes the rest. Raises `ConfigError` where the directory is in use or has no
+    Given again after a crash, it removes the rest. Raises `ConfigError` where the directory is in use or has no
     such stage, and where a later stage has begun, which started from what this one left.
     """
     run_dir = RunDir(path)
@@ -85,7 +85,7 @@ def _rows_of(path: Path, stage: str) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Folders under another name first: half of a checkpoint is none."""
+    """Folders under another name first: half of a checkpoint is invalid."""
     if not path.is_dir():
         path.unlink()
         return

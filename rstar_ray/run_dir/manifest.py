@@ -1,4 +1,4 @@
-"""What a checkpoint's folder must hold: every file with its size and checksum, checked before it is gone on from."""
+"""What a checkpoint's folder must hold: every file with its size and checksum, checked before a run resumes from it."""
 
 import hashlib
 import json

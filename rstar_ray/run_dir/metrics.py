@@ -184,7 +184,7 @@ def is_correct(summary: TrajectorySummary) -> bool:
 def share_rollout_time(rollout_s: float, summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     """Share the wall seconds of the rollout phase among generation, tools and verification.
 
-    Rollouts overlap, so no phase has wall seconds of its own; each gets the share that the
+    Rollouts overlap, so no phase has separate wall seconds; each gets the share that the
     rollouts, summed, spent in it. The three add up to `rollout_s`.
     """
     spent_s = {
@@ -301,7 +301,7 @@ OLD_NAMES = {
 }
 """Names in rows of `metrics.jsonl` and `evaluations.jsonl` written before 25 November 2026, and today's."""
 OLD_SECTIONS = ("balancer", "publish", "memory_bytes")
-"""Objects in such rows whose numbers now have keys of their own: `publish/load_s`."""
+"""Objects in such rows whose numbers now have separate keys: `publish/load_s`."""
 
 
 def current_row(row: Mapping[str, Any]) -> dict[str, Any]:

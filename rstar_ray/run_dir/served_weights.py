@@ -1,6 +1,6 @@
 """The weights that each step of a stage left, in the journal: `weights.jsonl`, a row for each step that has ended.
 
-Rollouts that go on under newer weights have tokens of several versions. A resumed run keeps a turn where it knows the
+Rollouts under newer weights have tokens of several versions. A resumed run keeps a turn where it knows the
 checksum of every version that sampled it, and repeats as many steps as are on record here.
 """
 

@@ -20,7 +20,7 @@ class GrowingRows:
         self.faults: list[str] = []
 
     def read(self) -> bool:
-        """Take what is new; True where there was something. A file that was written anew is read from its start."""
+        """Take what is new; True where there was something. A file that was replaced is read from its start."""
         try:
             with self._path.open("rb") as file:
                 return self._take(file)

@@ -36,7 +36,7 @@ class Draft:
 
     prompt: str
     calls: tuple[str, ...] = ()  # each with the place of its `RESULT`
-    failing: str = ""  # called first, and mended by the first of `calls`
+    failing: str = ""  # called first, and fixed by the first of `calls`
     reply: str = ""  # of a drill, which calls nothing
 
 

@@ -19,7 +19,7 @@ class Step:
 
 
 class Failing(StrEnum):
-    """What a first call that fails has in place of `print(`, and so what it shows of what is to be mended."""
+    """What a first call that fails has in place of `print(`, and so what it shows of what is to be fixed."""
 
     UNNAMED = "prin("  # NameError: name 'prin' is not defined
     BRACKET = "print["  # SyntaxError: closing parenthesis ')' does not match opening parenthesis '['

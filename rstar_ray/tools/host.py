@@ -38,7 +38,7 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """What came of a call. `lost`: there is no state to go on from, and nothing was called.
+    """What came of a call. `lost`: there is no state to resume from, and nothing was called.
 
     `fault`: why the call failed for our reasons; where there is one, nothing else here counts.
     """
@@ -184,7 +184,7 @@ class ToolHost:
         return None
 
     def _close_soon(self, state: Any) -> None:
-        """Nobody waits: who comes after it has a deadline of its own."""
+        """Nobody waits: a later caller has a separate deadline."""
         closing = asyncio.ensure_future(_close(state))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -280,7 +280,7 @@ def shortened(text: str, max_chars: int) -> str:
 
 
 def _of_reply(answer: Any, environment: type[Any] | None) -> HostAnswer:
-    """An environment's reply; one that is none is our user's fault, and ends the rollout as a failure of ours."""
+    """An environment's reply; an invalid one is our user's fault, and ends the rollout as a failure of ours."""
     given = _given_by(environment)
     if not isinstance(answer, Reply):
         return HostAnswer(outcome=Outcome.ERROR, text=f"{given} {type(answer).__name__}, not a Reply")

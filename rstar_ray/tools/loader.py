@@ -1,4 +1,4 @@
-"""From `--tools.use` and `--tools.environment` to tools: imported once in a process of its own, to look at them.
+"""From `--tools.use` and `--tools.environment` to tools: imported once in a separate process, to look at them.
 
 Run as `python -m rstar_ray.tools.loader ENTRY...` it writes their specs as JSON; so a module that hangs or crashes
 when imported is refused in one line, and nothing of it runs where the run is driven from.
@@ -31,8 +31,8 @@ def tool_specs(entries: Sequence[str], folder: str) -> list[ToolSpec]:
     described = _described("--tools.use", own, folder) if own else {}
     specs = [spec for entry in entries for spec in ([PYTHON_TOOL] if entry == PYTHON else described[entry])]
     for position, spec in enumerate(specs):
-        if twin := next((other for other in specs[:position] if other.name == spec.name), None):
-            wrong = f"{spec.entry or PYTHON} and {twin.entry or PYTHON} are both named {spec.name!r}"
+        if same := next((other for other in specs[:position] if other.name == spec.name), None):
+            wrong = f"{spec.entry or PYTHON} and {same.entry or PYTHON} are both named {spec.name!r}"
             raise ConfigError("--tools.use", wrong, "rename one, or leave it out")
     return specs
 

@@ -120,7 +120,7 @@ class _Address:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        patience = httpx2.Timeout(CONNECT_S, read=None)  # a call has a deadline of its own
+        patience = httpx2.Timeout(CONNECT_S, read=None)  # a call has a separate deadline
         async with (
             httpx2.AsyncClient(headers=dict(self.headers), timeout=patience) as web,
             Client(streamable_http_client(self.server, http_client=web)) as client,
@@ -156,7 +156,7 @@ class _Held:
 
 
 class _Connection:
-    """One client, opened by the first call and held by a task of its own; opened anew where the server was lost."""
+    """One client, opened by the first call and held by a separate task; opened again where the server was lost."""
 
     def __init__(self, address: _Address) -> None:
         self._address = address

@@ -12,7 +12,7 @@ PYTHON = "python"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """`runs` says where: the built-in Python, a program in the sandbox, or an actor of its own."""
+    """`runs` says where: the built-in Python, a program in the sandbox, or a separate actor."""
 
     name: str
     description: str

@@ -94,7 +94,7 @@ def _refuse_limits(name: str, deadline_s: float, max_chars: int) -> None:
 
 
 def _refuse_misfit(name: str, function: Any, parameters: Mapping[str, Any], *, bound: bool = False) -> None:
-    """Raise `ConfigError` where a call that the schema allows is none that the function takes."""
+    """Raise `ConfigError` where the function does not take a call that the schema allows."""
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(name, "its function is not async", "write `async def`")
     takes = list(inspect.signature(function).parameters.values())[bound:]

@@ -62,7 +62,7 @@ class Answers:
         if self._known.get(call_id) is not answer:
             return
         if answer.result.cancelled() or answer.result.exception() is not None:
-            del self._known[call_id]  # our failure: a retry runs it anew
+            del self._known[call_id]  # our failure: a retry runs it again
             return
         result = answer.result.result()
         texts = (result.stdout, result.stderr, result.value, call_id)

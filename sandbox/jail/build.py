@@ -2,7 +2,7 @@
 
 `namespaces`: PID 1 of its own user, pid, mount, network, ipc and uts namespaces, with a private
 root made of read-only trees and one small tmpfs. `landlock`: same namespaces as everybody, another
-uid where we are root, and Landlock rules. `process`: a session of its own, nothing more.
+uid where we are root, and Landlock rules. `process`: a separate session, nothing more.
 """
 
 # Plain strings and descriptors, as the system calls take them.

@@ -1,4 +1,4 @@
-"""A cell: a caged process that runs one program after another, each in a fork of itself.
+"""A cell: an isolated process that runs one program after another, each in a fork of itself.
 
 Nothing of a program stays: code and output pass through buffers that are wiped, never through Python objects that a
 later fork could find in freed memory, and a cell whose working folder a program has touched takes no other one. What

@@ -202,7 +202,7 @@ def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]
         if _PRINT.fullmatch(source[source.rstrip().rfind("\n") + 1 :].strip()):
             return compile(source, NAME, "exec", dont_inherit=True), None
         return _compile_in_parts(source, ast.parse(source, NAME))
-    except MemoryError:  # of the parser, which has a stack of its own
+    except MemoryError:  # of the parser, which has a separate stack
         trouble, line = "the source is too large or nested too deeply", 1
     except UnicodeEncodeError as error:
         trouble, line = str(error), _line_of(source, error.start)
@@ -243,7 +243,7 @@ def _future_flags(body: list[ast.stmt]) -> int:
     for statement in body:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             for alias in statement.names:
-                feature = getattr(__future__, alias.name, None)  # what is none, the compiler complains of
+                feature = getattr(__future__, alias.name, None)  # of an invalid one the compiler complains
                 flags |= getattr(feature, "compiler_flag", 0)
     return flags
 

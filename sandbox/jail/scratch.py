@@ -62,7 +62,7 @@ class _Look:
 
 
 def too_much_in(home: str) -> bool:
-    """True where a program without a file system of its own leaves more than it may.
+    """True where a program without a separate file system leaves more than it may.
 
     Folders too deep to look into, or closed to us, count as too much.
     """

@@ -152,7 +152,7 @@ def _own_priority() -> list[Instruction]:
 
 
 def _threads_alone() -> list[Instruction]:
-    """With the descriptors of their process: a thread with a table of its own would hold as many again."""
+    """With the descriptors of their process: a thread with a separate table would hold as many again."""
     thread = _CLONE_THREAD | _CLONE_FILES
     return [
         (_LD_W_ABS, 0, 0, _argument(0)),
@@ -220,7 +220,7 @@ class Reach(NamedTuple):
     processes: bool  # it may fork and exec
     own_pids: bool  # its pid namespace holds nobody else
     own_uid: bool  # no file but its own belongs to its uid
-    own_files: bool  # its working folder is a file system of its own
+    own_files: bool  # its working folder is a separate file system
 
 
 def program_filter(reach: Reach) -> Filter:

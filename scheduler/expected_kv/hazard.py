@@ -8,7 +8,7 @@ flat rate), times how far the bins just before it have differed from that. Wheth
 the data to say: all weights `a` are averaged by their evidence (gamma-Poisson, empirical Bayes), so that lengths with a
 gap, a jump or a heavy tail are learned as they are, and smooth ones borrow from their neighbours.
 
-What nobody has reached yet may be quite different from what has been seen: an excess of ends is believed to go on for a
+What nobody has reached yet may be quite different from what has been seen: an excess of ends is believed to last for a
 few bins only, a lack of them for as long as nothing contradicts it. So a step that gets harder costs little.
 """
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 WEIGHTS: Floats = np.array([0.02, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, 512.0])
 MOST_WITHOUT_HISTORY = 8.0  # the largest weight where no earlier step vouches for the centre
 DECAY = 0.8  # per bin, of what the bins before say
-FAITH = 0.7  # per bin that nobody has reached: how much of an excess is believed to go on
+FAITH = 0.7  # per bin that nobody has reached: how much of an excess is believed to continue
 PRIOR_ENDS = 1.0  # weight of a centre's own level against the bins before it
 LEAST_SHARE = 1e-300  # of the tokens at risk: none has no logarithm
 CAUTION = 0.85  # of the centre is assumed where nothing has been seen: lives may prove longer

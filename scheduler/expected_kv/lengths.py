@@ -289,7 +289,7 @@ class Lengths:
 
     # -- what is asked --------------------------------------------------------------------------------------------
     def whole_demand_tokens(self) -> float:
-        """KV at most, as expected, had all rollouts of the step started at once, each with a prompt of its own."""
+        """KV at most, as expected, had all rollouts of the step started at once, each with a separate prompt."""
         demand_H = np.zeros(NUM_HORIZONS)
         for budgets in self._budgets.values():
             if budgets.fresh is not None and budgets.live:

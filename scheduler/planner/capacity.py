@@ -37,7 +37,7 @@ LOGITS_CHUNK_TOKENS = RUN.learner.logprob_chunk_tokens
 GROUP_ROLLOUTS = RUN.algorithm.rollouts_per_prompt
 TRAINED_SHARE = RUN.algorithm.keep / GROUP_ROLLOUTS  # of the rollouts
 PASSES = 4 if RUN.learner.activation_checkpointing else 3  # of a forward's work: forward, recomputation, backward
-ANCHOR_PASSES = 1 if RUN.optimizer.updates_per_step > 1 else 0  # old log-probs by a pass of their own
+ANCHOR_PASSES = 1 if RUN.optimizer.updates_per_step > 1 else 0  # old log-probs by a separate pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,7 +444,7 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
 
 
 def apart(pools: Pools, engine_gpus: int, learner_gpus: int) -> Pools:
-    """Engines and ranks on GPUs of their own, of which an engine takes all that there is."""
+    """Engines and ranks on separate GPUs, of which an engine takes all that there is."""
     return replace(pools, colocated=False, engine_gpus=engine_gpus, learner_gpus=learner_gpus, takes_rest=True)
 
 

@@ -28,18 +28,18 @@ def a_home_of_its_own(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_word_the_door_is_shut_with_a_new_token_that_only_its_owner_can_read(logged: list[str]):
-    assert door.shut_door()
+    assert door.require_token_auth()
     path = door.default_token_path()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert os.environ[door.MODE_VARIABLE] == "token" and len(door.the_token()) == 64 and not logged
     made = door.the_token()
-    assert door.shut_door() and door.the_token() == made  # the next run takes the same
+    assert door.require_token_auth() and door.the_token() == made  # the next run takes the same
     assert [file.name for file in path.parent.iterdir()] == ["auth_token"]
 
 
 def test_disabled_is_asked_for_by_name_and_warned_about(monkeypatch: pytest.MonkeyPatch, logged: list[str]):
     monkeypatch.setenv(door.MODE_VARIABLE, "disabled")
-    assert not door.shut_door()
+    assert not door.require_token_auth()
     assert "can run code here as you" in logged[0]
     assert not door.default_token_path().exists()
 
@@ -47,7 +47,7 @@ def test_disabled_is_asked_for_by_name_and_warned_about(monkeypatch: pytest.Monk
 def test_a_mode_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(door.MODE_VARIABLE, "off")
     with pytest.raises(ConfigError, match=r"RAY_AUTH_MODE: 'off' is not a mode. Hint: unset it"):
-        door.shut_door()
+        door.require_token_auth()
 
 
 def test_a_token_that_others_can_read_becomes_private_and_that_is_said(
@@ -57,7 +57,7 @@ def test_a_token_that_others_can_read_becomes_private_and_that_is_said(
     path.write_text("secret")
     path.chmod(0o644)
     monkeypatch.setenv(door.PATH_VARIABLE, str(path))
-    assert door.shut_door()
+    assert door.require_token_auth()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and "was readable by others (mode 644)" in logged[0]
     assert door.the_token() == "secret"
 
@@ -71,18 +71,18 @@ def test_a_named_token_that_is_missing_or_empty_is_refused(
         path.write_text(written)
     monkeypatch.setenv(door.PATH_VARIABLE, str(path))
     with pytest.raises(ConfigError, match=problem):
-        door.shut_door()
+        door.require_token_auth()
 
 
 def test_an_empty_token_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(door.TOKEN_VARIABLE, " ")
     with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN: it is empty"):
-        door.shut_door()
+        door.require_token_auth()
 
 
 # ---------------------------------------------------------------- Ray's directory
 def test_ray_gets_a_directory_that_only_its_user_can_enter(short: Path, monkeypatch: pytest.MonkeyPatch):
-    door.shut_door()
+    door.require_token_auth()
     directory = Path(os.environ["RAY_TMPDIR"])
     assert directory.parent == short and stat.S_IMODE(directory.stat().st_mode) == 0o700
     monkeypatch.delenv("RAY_TMPDIR")
@@ -120,4 +120,4 @@ def test_a_named_directory_must_be_private_and_leave_room_for_sockets(short: Pat
 def test_a_cluster_that_is_joined_keeps_its_own_directory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     monkeypatch.setenv("RAY_TMPDIR", "/")
-    assert door.shut_door()
+    assert door.require_token_auth()

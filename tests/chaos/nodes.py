@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from actors.cluster.auth import shut_door
+from actors.cluster.auth import require_token_auth
 from actors.cluster.process_start import birth
 from tests.chaos.__main__ import verified
 from tests.chaos.campaign import Campaign, Case, summary
@@ -140,7 +140,7 @@ class Nodes:
         self._environment = dict(os.environ)
         os.environ |= {VARIABLE: str(control), "PYTHONPATH": str(REPOSITORY)}
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        shut_door()
+        require_token_auth()
         from ray.cluster_utils import Cluster
         from ray.util import get_node_ip_address
 

@@ -21,7 +21,7 @@ def test_a_ray_that_is_too_slow_to_start_is_a_line_and_any_other_fault_keeps_its
     def init(**_: Any) -> None:
         raise RuntimeError(said)
 
-    monkeypatch.setattr(connect, "shut_door", lambda: None)
+    monkeypatch.setattr(connect, "require_token_auth", lambda: None)
     monkeypatch.setattr(connect.os, "environ", {})
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
@@ -59,7 +59,7 @@ def test_a_cluster_with_another_token_is_refused_by_where_ours_is_from(
     def init(**_: Any) -> None:
         raise said.pop(0)
 
-    monkeypatch.setattr(connect, "shut_door", lambda: None)
+    monkeypatch.setattr(connect, "require_token_auth", lambda: None)
     monkeypatch.setattr(connect.os, "environ", {"RAY_ADDRESS": "head:6379", **environment})
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
