@@ -65,7 +65,7 @@ def overlong_penalty(num_tokens: int, *, limit: int, buffer: int) -> float:
     >>> [overlong_penalty(n, limit=100, buffer=20) for n in (80, 90, 100, 120)]
     [0.0, -0.5, -1.0, -1.0]
     """
-    return -min(1.0, max(0.0, (num_tokens - (limit - buffer)) / buffer)) if buffer else 0.0
+    return max(-1.0, min(0.0, (limit - buffer - num_tokens) / buffer)) if buffer else 0.0
 
 
 ADVANTAGES = {"group": standardised, "rloo": leave_one_out}
