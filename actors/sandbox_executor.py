@@ -21,13 +21,12 @@ from actors.remote import MAX_TRIES, Remote
 from actors.service import ServiceActor
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
+from rstar_ray.errors import DeadlineExceeded, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.registry import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
-from sandbox.equality import VERIFY_LIMITS, equal_expressions
-from sandbox.errors import ComparisonFailed
-from sandbox.limits import Limits, patience_s, program_limits, tool_limits
+from sandbox.equality import equal_expressions
+from sandbox.limits import patience_s, program_limits, tool_limits
 from sandbox.pool import SandboxPool
 from sandbox.pool_metrics import PoolStats, lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
@@ -47,21 +46,8 @@ REST_SHARE = 0.1
 """How long an executor that failed, or failed a call, is passed over; of a call's deadline at most, so that there is
 time for every try."""
 ASK_AGAIN_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Are the answer and the truth of each pair equal? Trusted code, run in the same pool under separate limits."""
-
-    pairs: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdicts:
-    """What a comparison found, pair by pair; or why it found nothing."""
-
-    equal: tuple[bool, ...] = ()
-    failure: str = ""
+COMPARISONS = "verify"
+"""Comparisons of answers share a pool as one caller: they hold up no rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +57,7 @@ class Failure:
     reason: str
 
 
-Work = ExecutionRequest | Comparison
-Answer = ExecutionResult | Verdicts | Failure
+Answer = ExecutionResult | Failure
 
 
 class SandboxExecutor(ServiceActor):
@@ -105,15 +90,17 @@ class SandboxExecutor(ServiceActor):
             self._starting = asyncio.create_task(self._pool.start())
         return str((await asyncio.shield(self._starting)).level)
 
-    async def run(self, batch: Sequence[tuple[int, Work]], caller: str) -> AsyncIterator[list[tuple[int, Answer]]]:
+    async def run(
+        self, batch: Sequence[tuple[int, ExecutionRequest]], caller: str
+    ) -> AsyncIterator[list[tuple[int, Answer]]]:
         """Answers by their number as they finish; what finished together leaves together."""
         await self.start()  # an actor that Ray has restarted has not been asked to
         finished: asyncio.Queue[tuple[int, Answer]] = asyncio.Queue()
 
-        async def answer(number: int, work: Work) -> None:
-            finished.put_nowait((number, await self._answer(work, caller)))
+        async def answer(number: int, request: ExecutionRequest) -> None:
+            finished.put_nowait((number, await self._answer(request, caller)))
 
-        tasks = [asyncio.create_task(answer(number, work)) for number, work in batch]
+        tasks = [asyncio.create_task(answer(number, request)) for number, request in batch]
         left = len(tasks)
         while left:
             ready = [await finished.get()]
@@ -129,19 +116,12 @@ class SandboxExecutor(ServiceActor):
     async def close(self) -> None:
         await self._pool.close()
 
-    async def _answer(self, work: Work, caller: str) -> Answer:
+    async def _answer(self, request: ExecutionRequest, caller: str) -> Answer:
+        share = COMPARISONS if request.trusted else caller
         try:
-            if isinstance(work, Comparison):
-                return await self._compared(work)
-            return await self._pool.run(work, caller=caller, deadline_s=patience_s(work.limits, self._deadline_s))
+            return await self._pool.run(request, share, deadline_s=patience_s(request.limits, self._deadline_s))
         except Exception as failed:  # whatever it was, it was ours, and the caller is owed an answer
             return Failure(f"{type(failed).__name__}: {failed}")
-
-    async def _compared(self, work: Comparison) -> Verdicts:
-        try:
-            return Verdicts(equal=tuple(await equal_expressions(self._pool, work.pairs)))
-        except ComparisonFailed as failed:
-            return Verdicts(failure=str(failed))
 
 
 @dataclass(slots=True)
@@ -159,8 +139,8 @@ class _Executor:
 
 @dataclass(slots=True)
 class _Call:
-    work: Work
-    done: asyncio.Future[Answer]
+    request: ExecutionRequest
+    done: asyncio.Future[ExecutionResult]
     tries: int = 0
     tried: set[str] = field(default_factory=set)
 
@@ -188,16 +168,14 @@ class SandboxClient:
         """Run one tool call. Raises `SandboxError` where our side failed on every try."""
         started_s = time.monotonic()
         request = ExecutionRequest(code=call.code, stdin=call.stdin, limits=self._limits)
-        result = await self._answer(request)
-        assert isinstance(result, ExecutionResult)
+        result = await self._result(request)
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
 
     async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
         """Run a tool's own program on the arguments in `stdin`. Raises as `execute`."""
         started_s = time.monotonic()
         limits = tool_limits(self._limits, deadline_s, max_chars)
-        result = await self._answer(ExecutionRequest(code=program, stdin=stdin, limits=limits))
-        assert isinstance(result, ExecutionResult)
+        result = await self._result(ExecutionRequest(code=program, stdin=stdin, limits=limits))
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
 
     async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
@@ -205,29 +183,24 @@ class SandboxClient:
 
         Raises `JudgeError` where the comparison hung or crashed, `SandboxError` as `execute`.
         """
-        verdicts = await self._answer(Comparison(pairs=tuple(pairs)))
-        assert isinstance(verdicts, Verdicts)
-        if verdicts.failure:
-            raise JudgeError(verdicts.failure)
-        return verdicts.equal
+        return await equal_expressions(self._result, pairs)
 
     async def run_program(self, code: str, stdin: str) -> tuple[Outcome, str]:
         """Outcome and stdout of a judged program, with room for what such programs print. Raises as `execute`."""
         limits = replace(self._limits, stdout_chars=JUDGED_OUTPUT_CHARS)
-        result = await self._answer(ExecutionRequest(code=code, stdin=stdin, limits=limits))
-        assert isinstance(result, ExecutionResult)
+        result = await self._result(ExecutionRequest(code=code, stdin=stdin, limits=limits))
         return result.outcome, result.stdout
 
-    async def _answer(self, work: Work) -> Answer:
-        call = _Call(work, asyncio.get_running_loop().create_future())
+    async def _result(self, request: ExecutionRequest) -> ExecutionResult:
+        call = _Call(request, asyncio.get_running_loop().create_future())
         self._add(call)
         try:
             return await within(
                 call.done,
-                patience_s(limits_of(work), self._config.deadline_s),
+                patience_s(request.limits, self._config.deadline_s),
                 waiter=self._caller,
                 owner="sandbox",
-                reason=type(work).__name__,
+                reason="a comparison" if request.trusted else "a program",
             )
         except DeadlineExceeded as late:
             raise SandboxError(str(late)) from late
@@ -265,14 +238,14 @@ class SandboxClient:
 
     async def _run(self, executor: _Executor, calls: list[_Call]) -> None:
         waiting = {next(self._numbers): call for call in calls}
-        batch = [(number, call.work) for number, call in waiting.items()]
+        batch = [(number, call.request) for number, call in waiting.items()]
         try:
             stream = executor.actor.methods(num_returns="streaming").run(batch, self._caller)
             while waiting:
                 share_s = self._config.deadline_s * STREAM_SHARE
                 answers = await within(
                     _next_answers(stream),
-                    max(patience_s(limits_of(call.work), share_s) for call in waiting.values()),
+                    max(patience_s(call.request.limits, share_s) for call in waiting.values()),
                     waiter=self._caller,
                     owner=executor.name,
                     reason=f"{len(waiting)} calls",
@@ -282,12 +255,12 @@ class SandboxClient:
                     if call is None:  # answered before, or never asked
                         continue
                     executor.outstanding -= 1
-                    if answers_to(call.work, answer):
+                    if isinstance(answer, ExecutionResult):
                         _settle(call.done, answer)
                     else:
                         # Who fails at once is soon the least loaded, and would draw all calls.
                         executor.rests_until_s = time.monotonic() + self._rest_s
-                        reason = answer.reason if isinstance(answer, Failure) else f"no answer but {answer!r:.80}"
+                        reason = answer.reason if isinstance(answer, Failure) else f"invalid answer {answer!r:.80}"
                         self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
             if isinstance(lost, DeadlineExceeded):  # alive, so nobody else will say it
@@ -327,15 +300,6 @@ class SandboxClient:
             self._add(call)
 
 
-def limits_of(work: Work) -> Limits:
-    return VERIFY_LIMITS if isinstance(work, Comparison) else work.limits
-
-
-def answers_to(work: Work, answer: object) -> bool:
-    """Whether this is what such a call is answered with."""
-    return isinstance(answer, Verdicts if isinstance(work, Comparison) else ExecutionResult)
-
-
 def _told(lost: Exception) -> str:
     """Some say nothing: a stream that ended."""
     first = str(lost).partition("\n")[0]
@@ -346,10 +310,10 @@ def _failed(task: "asyncio.Task[Any]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _next_answers(stream: Any) -> list[tuple[int, Answer]]:
+async def _next_answers(stream: Any) -> list[tuple[int, object]]:
     return await (await anext(stream))
 
 
-def _settle(done: asyncio.Future[Answer], answer: Answer) -> None:
+def _settle(done: asyncio.Future[ExecutionResult], answer: ExecutionResult) -> None:
     if not done.done():  # the rollout may have been cancelled meanwhile
         done.set_result(answer)

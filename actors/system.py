@@ -21,13 +21,13 @@ from actors.cluster.placement import (
     larger_plan,
     place,
     plan_layout,
-    refuse_misfit,
+    refuse_small_cluster,
     sending_ranks,
 )
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor
-from actors.generation.records import record_trajectories
 from actors.generation.replicas import Replica, Replicas
+from actors.generation.trajectory_recorder import record_trajectories
 from actors.health.head import HeadProbe, exit_within, in_time
 from actors.health.lost_nodes import NodesSeen, until_placed
 from actors.health.watchdog import Watchdog
@@ -107,7 +107,7 @@ class TrainingActors:
         """
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._fit(resources)
-        refuse_misfit(self._layout, resources)
+        refuse_small_cluster(self._layout, resources)
         if learner and (line := larger_plan(self._config, resources)):
             log.info(line)
         self.watchdog.start()

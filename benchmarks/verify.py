@@ -35,7 +35,7 @@ class Tools:
 
     async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
         self.num_compared += 1
-        return await equal_expressions(self._pool, pairs)
+        return await equal_expressions(self._pool.run, pairs)
 
 
 def respelled(answer: str) -> str:
@@ -84,7 +84,7 @@ async def judge_all(pairs: Sequence[tuple[str, str]], tools: Tools) -> list[floa
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {"bench": "verify", "sets": {}}
     async with SandboxPool(SandboxConfig(slots=options.slots, warm=("lean",))) as pool:
-        await equal_expressions(pool, [("\\sqrt{12}", "2\\sqrt{3}")])  # starts the warm server
+        await equal_expressions(pool.run, [("\\sqrt{12}", "2\\sqrt{3}")])  # starts the warm server
         for path in options.problems:
             truths = [json.loads(line)["answer"] for line in path.read_text("utf-8").splitlines()][: options.limit]
             kinds = {

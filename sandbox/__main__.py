@@ -44,7 +44,7 @@ class PoolOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(PoolOptions):
+class ServerOptions(PoolOptions):
     """Answer over HTTP as Code Judge does."""
 
     host: str = "127.0.0.1"
@@ -109,7 +109,7 @@ def _as_option(field: str) -> str:
     return OPTIONS.get(field, field) if named else f"--{field.replace('_', '-')}"
 
 
-def _server_config(options: ServeOptions) -> "ServerConfig":
+def _server_config(options: ServerOptions) -> "ServerConfig":
     from sandbox.http.server import TOKEN_VARIABLE, ServerConfig
 
     token = os.environ.get(TOKEN_VARIABLE, "")
@@ -152,7 +152,7 @@ def _reading(path: Path, named: str = "file") -> Generator[None, None, None]:
         raise ConfigError(named, f"{path}: {reason}", "name one that can be read") from None
 
 
-async def _serve(options: ServeOptions) -> int:
+async def _serve(options: ServerOptions) -> int:
     from sandbox.http.server import start_server
 
     config = _server_config(options)
@@ -208,7 +208,7 @@ async def _check(options: CheckOptions) -> int:
 
 
 COMMANDS: dict[str, tuple[Any, Callable[[Any], Coroutine[Any, Any, int]]]] = {
-    "serve": (ServeOptions, _serve),
+    "serve": (ServerOptions, _serve),
     "run": (RunOptions, _run),
     "check": (CheckOptions, _check),
 }

@@ -22,7 +22,7 @@ HONEST = {"code": "print(sum(range(10)))", "stdout": "45\n"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class HostileCase:
     """One program and what may become of it."""
 
     name: str
@@ -35,16 +35,16 @@ class Case:
     then_stdout: str
 
 
-def read_cases(path: Path) -> list[Case]:
+def read_cases(path: Path) -> list[HostileCase]:
     """Read a case file; its `_gen` fields are evaluated, so read only files you trust."""
     return [_case(entry) for entry in json.loads(path.read_text("utf-8"))]
 
 
-def _case(entry: dict[str, Any]) -> Case:
+def _case(entry: dict[str, Any]) -> HostileCase:
     code = eval(entry["code_gen"], {}) if "code_gen" in entry else entry["code"]
     stdin = eval(entry["stdin_gen"], {}) if "stdin_gen" in entry else entry["stdin"] or ""
     expect, then = entry["expect"], entry.get("then", HONEST)
-    return Case(
+    return HostileCase(
         name=entry["name"],
         request=ExecutionRequest(code=code, stdin=stdin, limits=_limits(expect["max_seconds"])),
         status=tuple(expect["status"]),
@@ -63,7 +63,7 @@ def _limits(max_seconds: float) -> Limits:
 
 
 async def check_case(
-    pool: SandboxPool, case: Case, caller: str = "check", *, patience: float = 1.0
+    pool: SandboxPool, case: HostileCase, caller: str = "check", *, patience: float = 1.0
 ) -> tuple[ExecutionResult, list[str]]:
     """Run one case and the program after it; returns what was wrong, nothing if it was contained.
 
@@ -81,7 +81,7 @@ async def check_case(
     return result, wrong
 
 
-def _wrong(case: Case, result: ExecutionResult, seconds: float) -> list[str]:
+def _wrong(case: HostileCase, result: ExecutionResult, seconds: float) -> list[str]:
     wrong: list[str] = []
     word = WORDS.get(result.outcome, str(result.outcome))
     text = result.stdout + result.stderr + result.value

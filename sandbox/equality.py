@@ -1,35 +1,37 @@
-"""Are two expressions equal? Decided by math-verify, in the pool, as trusted code."""
+"""Are two expressions equal? Decided by math-verify, in the sandbox, as trusted code."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from rstar_ray.errors import JudgeError
 from rstar_ray.outcome import Outcome
-from sandbox.errors import ComparisonFailed
 from sandbox.jail.verify_program import CODE
 from sandbox.limits import MIB, Limits, standard_limits
 from sandbox.outcomes import CPU_REASON
-from sandbox.pool import SandboxPool
-from sandbox.request import ExecutionRequest
+from sandbox.request import ExecutionRequest, ExecutionResult
 
 VERIFY_LIMITS = replace(standard_limits(), cpu_s=5.0, wall_s=10.0, memory_bytes=640 * MIB)
 
 
 async def equal_expressions(
-    pool: SandboxPool, pairs: Sequence[tuple[str, str]], *, limits: Limits = VERIFY_LIMITS
+    run: Callable[[ExecutionRequest], Awaitable[ExecutionResult]],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    limits: Limits = VERIFY_LIMITS,
 ) -> list[bool]:
-    """Whether the (answer, truth) of each pair are equal; what cannot be read is not.
+    """Whether the (answer, truth) of each pair are equal; what cannot be read is not. `run` runs a program.
 
     A single pair whose comparison uses all of its CPU time is not equal either: an answer that no computer algebra
-    system can simplify in time is a failure of the answer. Raises `ComparisonFailed` where a comparison crashed or
-    waited, which says nothing of the answer, and SandboxError.
+    system can simplify in time is a failure of the answer. Raises `JudgeError` where a comparison crashed or
+    waited, which says nothing of the answer, and as `run`.
     """
     request = ExecutionRequest(code=CODE, stdin=json.dumps(list(pairs)), limits=limits, trusted=True)
-    result = await pool.run(request, "verify")
+    result = await run(request)
     if result.outcome is Outcome.TIMEOUT and result.reason == CPU_REASON and len(pairs) == 1:
         return [False]
     verdicts = result.stdout.strip()
     if result.outcome is not Outcome.OK or len(verdicts) != len(pairs) or set(verdicts) - {"=", "/"}:
         said = result.stderr.strip().splitlines()[-1:] or [result.reason]
-        raise ComparisonFailed(f"comparing {pairs[0][0][:80]!r} with {pairs[0][1][:80]!r}: {result.outcome}: {said[0]}")
+        raise JudgeError(f"comparing {pairs[0][0][:80]!r} with {pairs[0][1][:80]!r}: {result.outcome}: {said[0]}")
     return [verdict == "=" for verdict in verdicts]

@@ -25,7 +25,3 @@ class SandboxSlow(SandboxError):
 
 class InterpreterFailed(SandboxError):
     """The interpreter that runs the programs cannot be started, at any level of isolation."""
-
-
-class ComparisonFailed(SandboxError):
-    """A comparison of answers hung or crashed."""

@@ -18,7 +18,7 @@ from sandbox.fair_queue import FairQueue
 from sandbox.isolation import MAX_THREADS, IsolationLevel, jail_spec, program_path
 from sandbox.jail import preload, wire
 from sandbox.processes import ForkServer, WorkerHandle
-from sandbox.supervision import Verdict
+from sandbox.supervision import ProcessHealth
 from sandbox.workspaces import Workspaces
 
 MAX_FAILURES = 3  # of one kind of server in a row, or of its cells
@@ -301,10 +301,10 @@ class WorkerGroups:
             cell.say(wire.CROWDED)
         silent_s = now - cell.last_heard
         verdict = supervision.on_cell(silent_s, ready=cell.ready, busy=cell.call is not None, pinged=cell.pinged)
-        if verdict is Verdict.PING:
+        if verdict is ProcessHealth.PING:
             cell.last_heard = now
             cell.ping()
-        elif verdict is Verdict.SUSPECT:
+        elif verdict is ProcessHealth.SUSPECT:
             cell.channel.suspect()
         elif supervision.is_lost(verdict, cell.channel):
             self.lose(group, cell, f"it said nothing for {silent_s:.1f} s")
@@ -316,10 +316,10 @@ class WorkerGroups:
                 self._start_server(group)
             return
         verdict = supervision.on_server(now - server.last_heard, ready=server.ready, pinged=server.pinged)
-        if verdict is Verdict.PING:
+        if verdict is ProcessHealth.PING:
             server.last_heard = now
             server.ping()
-        elif verdict is Verdict.SUSPECT:
+        elif verdict is ProcessHealth.SUSPECT:
             server.channel.suspect()
         elif supervision.is_lost(verdict, server.channel):
             server.kill()

@@ -68,7 +68,7 @@ def sending_ranks(layout: Layout, way: WeightWay) -> dict[int, int]:
 def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
     """The same run with as many replicas and ranks as these nodes hold, where the settings ask for that.
 
-    Separate pools shrink alike. What does not even hold one of each is left for `refuse_misfit`.
+    Separate pools shrink alike. What does not even hold one of each is left for `refuse_small_cluster`.
     """
     if config.on_insufficient_resources == "fail":
         return config
@@ -78,7 +78,7 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
         values = {"engine.replicas": replicas, "learner.ranks": ranks}
         smaller = with_values(config, values)
         try:
-            refuse_misfit(plan_layout(smaller), nodes)
+            refuse_small_cluster(plan_layout(smaller), nodes)
         except ConfigError:
             continue
         return smaller
@@ -92,7 +92,7 @@ def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
         replicas, ranks = times * config.engine.replicas, times * config.learner.ranks
         try:
             layout = plan_layout(with_values(config, {"engine.replicas": replicas, "learner.ranks": ranks}))
-            refuse_misfit(layout, nodes)
+            refuse_small_cluster(layout, nodes)
         except ConfigError:
             continue
         if _have_room(layout, nodes):
@@ -114,7 +114,7 @@ def _have_room(layout: Layout, nodes: Sequence[Resources]) -> bool:
     return True
 
 
-def refuse_misfit(layout: Layout, nodes: Sequence[Resources]) -> None:
+def refuse_small_cluster(layout: Layout, nodes: Sequence[Resources]) -> None:
     """Raise `ConfigError` with the arithmetic where the cluster, whose nodes have so much each, is too small.
 
     Three things can be wrong: too little in all; a bundle, which lies on one node, larger than any; or enough in all,

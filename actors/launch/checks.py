@@ -16,7 +16,7 @@ from actors.launch.checkpoint_space import checkpoint_lines
 from actors.launch.datasets import heldout_problems, problem_sets, sft_plan, split, that_fit, training_problems
 from actors.launch.datasets import tell_too_long as show_too_long
 from actors.launch.run_paths import run_path
-from actors.launch.start_model import chat_of, check_context, check_heads, start_folder, with_local_model
+from actors.launch.start_model import check_context, check_heads, start_chat, start_folder, with_local_model
 from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
@@ -118,7 +118,7 @@ class Start:
 
     @cached_property
     def chat(self) -> TokenizerChat:
-        return chat_of(self.ahead[0], self.model, self.tools)
+        return start_chat(self.ahead[0], self.model, self.tools)
 
     @cached_property
     def fitting(self) -> dict[str, list[Problem]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.cluster.bundles import Seat, executor_nodes, in_order, nodes_in_order, on_node, seats_of, stand_ins
-from actors.cluster.placement import Layout, fitted, place, plan_layout, refuse_misfit
+from actors.cluster.placement import Layout, fitted, place, plan_layout, refuse_small_cluster
 from rstar_ray.config import RunConfig
 from rstar_ray.config.scales import Machines
 
@@ -42,7 +42,7 @@ def dry_run(config: RunConfig, machines: Machines) -> Seating:
     node = {"CPU": float(machines.cpus), "GPU": float(machines.gpus)}
     config = fitted(config, [node] * machines.nodes)
     layout = plan_layout(config)
-    refuse_misfit(layout, [node] * machines.nodes)
+    refuse_small_cluster(layout, [node] * machines.nodes)
     with fake_cluster(machines):
         return asyncio.run(_take_seats(layout, machines, started))
 

@@ -24,7 +24,7 @@ def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 
-def chat_of(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:
+def start_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:
     """The chat of the model in `folder`; of one that is not made yet, the tiny model's.
 
     Raises `ConfigError` where its template does not fit.

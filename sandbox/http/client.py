@@ -17,7 +17,7 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 RETRY_S = 0.05
 
 
-class SandboxClient:
+class HttpSandbox:
     """Runs programs on a sandbox server; every call has an id, so a retry never runs it twice."""
 
     def __init__(self, url: str, *, token: str = "", timeout_s: float = 120.0, attempts: int = 3) -> None:
@@ -30,7 +30,7 @@ class SandboxClient:
         self._attempts = attempts
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "SandboxClient":
+    async def __aenter__(self) -> "HttpSandbox":
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),

@@ -41,7 +41,7 @@ def room_for_connections() -> int:
 class Connection(asyncio.Protocol):
     """One connection on its way to aiohttp's own protocol; knows since when nothing is being answered on it."""
 
-    def __init__(self, inner: asyncio.Protocol, room: "Room") -> None:
+    def __init__(self, inner: asyncio.Protocol, room: "ConnectionRoom") -> None:
         self._inner = inner
         self._room = room
         self._requests = 0
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
 
-class Room:
+class ConnectionRoom:
     """All open connections; where there are too many, the one that has been idle longest goes."""
 
     def __init__(self, most: int) -> None:
@@ -129,7 +129,7 @@ class Room:
 class Site(web.BaseSite):
     """A TCP site whose connections pass through a room."""
 
-    def __init__(self, runner: web.AppRunner, host: str, port: int, room: Room) -> None:
+    def __init__(self, runner: web.AppRunner, host: str, port: int, room: ConnectionRoom) -> None:
         super().__init__(runner)
         self._address = (host, port)
         self._room = room

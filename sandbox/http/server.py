@@ -23,7 +23,7 @@ from sandbox.http import auth, code_judge, connections
 from sandbox.http.answers import Answers
 from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_from_data, result_to_data
-from sandbox.http.connections import Room, Site, room_for_connections
+from sandbox.http.connections import ConnectionRoom, Site, room_for_connections
 from sandbox.http.request_bodies import Bodies
 from sandbox.http.server_metrics import PoolMetrics
 from sandbox.isolation import IsolationLevel
@@ -64,7 +64,7 @@ class ServerConfig:
 class SandboxServer:
     """Routes over a pool."""
 
-    def __init__(self, pool: SandboxPool, config: ServerConfig, room: Room) -> None:
+    def __init__(self, pool: SandboxPool, config: ServerConfig, room: ConnectionRoom) -> None:
         self._pool = pool
         self._metrics = PoolMetrics(pool)
         self._config = config
@@ -206,7 +206,7 @@ async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.App
             TOKEN_VARIABLE, "at level process programs may do all that this user may", "set it, or give another --level"
         )
 
-    room = Room(room_for_connections())
+    room = ConnectionRoom(room_for_connections())
     app = SandboxServer(pool, config, room).app()
     runner = web.AppRunner(
         app,

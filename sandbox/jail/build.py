@@ -17,7 +17,7 @@ import stat
 from typing import Any, NamedTuple
 
 from sandbox.jail import kernel, landlock
-from sandbox.jail.control_group import Group
+from sandbox.jail.control_group import ControlGroup
 
 HOME = "/home/tool"
 INSIDE_UID = 1000
@@ -45,7 +45,7 @@ class Jail(NamedTuple):
     home: str  # the program's working folder, the only writable one
     first_process: bool  # PID 1 of an own pid namespace: may signal everybody in sight
     facts: dict[str, Any]  # what was achieved, for the report
-    group: Group | None = None  # that programs with processes join
+    group: ControlGroup | None = None  # that programs with processes join
 
 
 def enter(spec: JailSpec, number: int, home: str, group: str, channel: socket.socket) -> Jail:
@@ -69,9 +69,9 @@ def enter(spec: JailSpec, number: int, home: str, group: str, channel: socket.so
     return Jail(home, spec.level == "namespaces", facts, joined)
 
 
-def _group(path: str) -> Group | None:
+def _group(path: str) -> ControlGroup | None:
     try:
-        return Group(path) if path else None
+        return ControlGroup(path) if path else None
     except OSError:
         return None
 

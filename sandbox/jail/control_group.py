@@ -3,7 +3,7 @@
 import os
 
 
-class Group:
+class ControlGroup:
     """A group that programs with processes join; the pool made it and bounds it (sandbox/cgroups.py)."""
 
     def __init__(self, path: str) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sandbox.jail import wire
-from sandbox.jail.control_group import Group
+from sandbox.jail.control_group import ControlGroup
 from sandbox.jail.scratch import too_much_in
 from sandbox.jail.stream import CHUNK, Stream
 
@@ -24,7 +24,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Watch:
     """Waits for the end of one program after another: reads, counts, and ends what goes too far."""
 
-    def __init__(self, channel: socket.socket, storage: str, group: Group | None = None) -> None:
+    def __init__(self, channel: socket.socket, storage: str, group: ControlGroup | None = None) -> None:
         self._channel = channel
         self._number = channel.fileno()
         self._storage = storage  # a folder to look into from time to time; empty where the kernel bounds it

@@ -13,7 +13,7 @@ from actors.cluster.placement import (
     in_bundle,
     place,
     plan_layout,
-    refuse_misfit,
+    refuse_small_cluster,
 )
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -74,7 +74,7 @@ def test_a_way_for_weights_that_the_placement_does_not_allow_is_refused_with_the
 
 def refusal(layout: Layout, nodes: list[dict[str, float]]) -> ConfigError:
     with pytest.raises(ConfigError) as refused:
-        refuse_misfit(layout, nodes)
+        refuse_small_cluster(layout, nodes)
     return refused.value
 
 
@@ -95,7 +95,7 @@ def test_enough_in_all_but_in_pieces_too_small_is_refused():
     )
     refused = refusal(layout, [{"GPU": 5.0, "CPU": 64.0}] * 2)
     assert "3 bundles of 3 GPU and 2 CPU or more are needed, the nodes have room for 2" in refused.problem
-    refuse_misfit(layout, [{"GPU": 6.0, "CPU": 64.0}, {"GPU": 3.0, "CPU": 64.0}])
+    refuse_small_cluster(layout, [{"GPU": 6.0, "CPU": 64.0}, {"GPU": 3.0, "CPU": 64.0}])
 
 
 def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say():
@@ -103,7 +103,7 @@ def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say()
     whole = config("mi300x-64")
     assert fitted(whole, there) is whole
     with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
-        refuse_misfit(plan_layout(whole), there)
+        refuse_small_cluster(plan_layout(whole), there)
     smaller = fitted(config("mi300x-64", on_insufficient_resources="scale-down"), there)
     assert (smaller.engine.replicas, smaller.learner.ranks) == (56, 56)
     assert fitted(config("mi300x-64", on_insufficient_resources="scale-down"), [MI300X_NODE] * 8).engine.replicas == 64
@@ -124,7 +124,7 @@ async def test_bundles_that_others_hold_are_waited_for_and_then_refused():
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         layout = plan_layout(config("tiny"))
-        refuse_misfit(layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        refuse_small_cluster(layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         others = placement_group([{"CPU": 2}])
         with pytest.raises(
             ConfigError, match=r"placement: no room for 1.6 CPU after 3 s \(\w+\). Hint: wait until other"

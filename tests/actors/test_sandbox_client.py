@@ -1,6 +1,7 @@
 """The client that spreads calls over executors, with fakes in place of actors."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from ray.exceptions import ActorUnavailableError
 
 from actors import remote, sandbox_executor
 from actors.remote import Remote
-from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, SandboxExecutor, Verdicts, Work
+from actors.sandbox_executor import Answer, Failure, SandboxClient, SandboxExecutor
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
@@ -43,7 +44,7 @@ class FakeExecutor:
 
     def __init__(self, *, broken: bool = False, dead: bool = False) -> None:
         self.broken, self.dead = broken, dead
-        self.batches: list[list[Work]] = []
+        self.batches: list[list[ExecutionRequest]] = []
         self.let_go = asyncio.Event()
         self.run = self
         self.start = Starts()
@@ -51,25 +52,30 @@ class FakeExecutor:
     def options(self, **_: Any) -> "FakeExecutor":
         return self
 
-    def remote(self, batch: Sequence[tuple[int, Work]], caller: str) -> AsyncIterator[Any]:
+    def remote(self, batch: Sequence[tuple[int, ExecutionRequest]], caller: str) -> AsyncIterator[Any]:
         self.batches.append([work for _, work in batch])
         return self._stream(batch)
 
-    async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+    async def _stream(self, batch: Sequence[tuple[int, ExecutionRequest]]) -> AsyncIterator[Any]:
         if self.dead:
             raise ConnectionError("the actor died")
-        slow = [item for item in batch if isinstance(item[1], ExecutionRequest) and item[1].code == "slow"]
+        slow = [item for item in batch if item[1].code == "slow"]
         yield _ready([(number, self._answer(work)) for number, work in batch if (number, work) not in slow])
         if slow:
             await self.let_go.wait()
             yield _ready([(number, self._answer(work)) for number, work in slow])
 
-    def _answer(self, work: Work) -> Answer:
+    def _answer(self, work: ExecutionRequest) -> Answer:
         if self.broken:
             return Failure("no cell")
-        if isinstance(work, Comparison):
-            hung = any("hang" in pair for pair in work.pairs)
-            return Verdicts(failure="it hung") if hung else Verdicts(equal=tuple(a == t for a, t in work.pairs))
+        if work.trusted:
+            pairs = json.loads(str(work.stdin))
+            hung = any("hang" in pair for pair in pairs)
+            return ExecutionResult(
+                outcome=Outcome.TIMEOUT if hung else Outcome.OK,
+                stdout="".join("=" if a == t else "/" for a, t in pairs),
+                reason="it hung" if hung else "",
+            )
         return ExecutionResult(outcome=Outcome.OK, stdout=work.code)
 
 
@@ -115,11 +121,11 @@ async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all(
 class OddExecutor(FakeExecutor):
     """Answers each call twice, one that nobody made, and to the first batch with what is no answer."""
 
-    async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+    async def _stream(self, batch: Sequence[tuple[int, ExecutionRequest]]) -> AsyncIterator[Any]:
         answers = [(number, self._answer(work)) for number, work in batch]
         if len(self.batches) == 1:
-            answers = [(number, Verdicts() if number % 2 else {"stdout": "1"}) for number, _ in answers]  # type: ignore[misc]
-        yield _ready([(max(number for number, _ in answers) + 1_000, Verdicts()), *answers])
+            answers = [(number, Failure("odd") if number % 2 else {"stdout": "1"}) for number, _ in answers]  # type: ignore[misc]
+        yield _ready([(max(number for number, _ in answers) + 1_000, ExecutionResult(outcome=Outcome.OK)), *answers])
         yield _ready(answers)
 
 
@@ -131,7 +137,7 @@ async def test_answers_given_twice_or_to_nobody_are_passed_over_and_what_is_no_a
 
 async def test_an_executor_that_ends_without_a_word_is_passed_over_at_once():
     class Silent(FakeExecutor):
-        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+        async def _stream(self, batch: Sequence[tuple[int, ExecutionRequest]]) -> AsyncIterator[Any]:
             return
             yield
 
@@ -146,7 +152,7 @@ async def test_while_the_only_executor_starts_again_a_call_waits_and_spends_no_t
     monkeypatch.setattr(remote, "ASK_AGAIN_S", 0.01)
 
     class Starting(FakeExecutor):
-        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+        async def _stream(self, batch: Sequence[tuple[int, ExecutionRequest]]) -> AsyncIterator[Any]:
             if len(self.batches) == 1 or self.start.unavailable:
                 raise ActorUnavailableError("it starts again", None)
             yield _ready([(number, self._answer(work)) for number, work in batch])

@@ -195,9 +195,10 @@ def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
                 yield [(number, {"stdout": "\ud800" * 3}) for number, _ in ready]
                 continue
             elif odd == "swapped" and random() < ODD_SHARE:  # an answer to another kind of question
-                from actors.sandbox_executor import Verdicts
+                from rstar_ray.outcome import Outcome
+                from rstar_ray.trajectory import ToolResult
 
-                yield [(number, Verdicts()) for number, _ in ready]
+                yield [(number, ToolResult(outcome=Outcome.OK, text="")) for number, _ in ready]
                 continue
             elif odd == "none":
                 await asyncio.sleep(3_600)

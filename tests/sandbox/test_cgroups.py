@@ -12,7 +12,7 @@ from rstar_ray.outcome import Outcome
 from sandbox.cgroups import Groups, KernelTree, find_groups, own_group
 from sandbox.isolation import SCRATCH_BYTES
 from sandbox.jail import cpp_program
-from sandbox.jail.control_group import Group
+from sandbox.jail.control_group import ControlGroup
 from sandbox.request import ExecutionRequest
 from tests import derived
 
@@ -150,7 +150,7 @@ def test_the_kernels_ends_for_memory_are_counted_once(tmp_path: Path):
 def test_cpu_counts_from_the_beginning_of_a_program(tmp_path: Path):
     FakeTree(tmp_path, delegated=())
     (tmp_path / "cpu.stat").write_text("usage_usec 5000000\nuser_usec 1\n")
-    group = Group(str(tmp_path))
+    group = ControlGroup(str(tmp_path))
     group.begin()
     (tmp_path / "cpu.stat").write_text("usage_usec 7500000\nuser_usec 1\n")
     assert group.cpu_s() == 2.5

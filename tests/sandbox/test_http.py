@@ -17,7 +17,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.registry import METRICS
 from sandbox.http import connections, server
 from sandbox.http import request_bodies as bodies
-from sandbox.http.client import SandboxClient
+from sandbox.http.client import HttpSandbox
 from sandbox.http.server import MSGPACK, ServerConfig, start_server
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
@@ -162,7 +162,7 @@ async def test_a_client_that_goes_away_takes_its_programs_with_it(
 
 
 async def test_our_client_gets_whole_results_and_one_run_per_id(url: str, pool: SandboxPool):
-    async with SandboxClient(url) as client:
+    async with HttpSandbox(url) as client:
         result = await client.run(ExecutionRequest(code="3 * 4"))
         assert (result.outcome, result.value) == (Outcome.OK, "12")
         twice = [
@@ -183,7 +183,7 @@ async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.Cli
         writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
         writer.close()
-        async with SandboxClient(f"http://127.0.0.1:{port}", token="let-me-in") as client:
+        async with HttpSandbox(f"http://127.0.0.1:{port}", token="let-me-in") as client:
             assert (await client.run(ExecutionRequest(code="print(2)"))).stdout == "2\n"
     finally:
         await runner.cleanup()

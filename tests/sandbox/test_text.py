@@ -20,7 +20,7 @@ from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
 from sandbox.processes import Channel
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
-from sandbox.supervision import Verdict
+from sandbox.supervision import ProcessHealth
 from sandbox.tool_text import tool_text
 
 
@@ -108,19 +108,19 @@ class Seen(Channel):
 @pytest.mark.parametrize(
     ("verdict", "waits", "ran", "spoke", "lost"),
     [
-        (Verdict.WELL, False, False, False, False),
-        (Verdict.PING, False, False, False, False),
-        (Verdict.SUSPECT, False, False, False, False),
-        (Verdict.LOOK, False, False, False, True),
-        (Verdict.LOOK, True, False, False, False),
-        (Verdict.LOOK, False, True, False, False),
-        (Verdict.LOOK, False, False, True, False),
-        (Verdict.LOST, True, True, False, True),
-        (Verdict.LOST, False, False, True, False),
+        (ProcessHealth.HEALTHY, False, False, False, False),
+        (ProcessHealth.PING, False, False, False, False),
+        (ProcessHealth.SUSPECT, False, False, False, False),
+        (ProcessHealth.LOOK, False, False, False, True),
+        (ProcessHealth.LOOK, True, False, False, False),
+        (ProcessHealth.LOOK, False, True, False, False),
+        (ProcessHealth.LOOK, False, False, True, False),
+        (ProcessHealth.LOST, True, True, False, True),
+        (ProcessHealth.LOST, False, False, True, False),
     ],
 )
 def test_who_waits_for_a_core_has_run_or_has_spoken_unheard_is_not_lost(
-    verdict: Verdict, waits: bool, ran: bool, spoke: bool, lost: bool
+    verdict: ProcessHealth, waits: bool, ran: bool, spoke: bool, lost: bool
 ):
     assert supervision.is_lost(verdict, Seen(waits=waits, ran=ran, spoke=spoke)) is lost
 

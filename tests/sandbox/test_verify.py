@@ -26,7 +26,7 @@ async def test_three_hundred_pairs_are_judged_as_the_table_says(pool: SandboxPoo
     for pair in [*SAME, *DIFFERENT]:
         await same_mathematics(*pair, note)
     assert asked
-    known = dict(zip(asked, await equal_expressions(pool, list(asked), limits=PATIENT), strict=True))
+    known = dict(zip(asked, await equal_expressions(pool.run, list(asked), limits=PATIENT), strict=True))
 
     async def compare(pairs: Sequence[Pair]) -> Sequence[bool]:
         return [known[pair] for pair in pairs]
@@ -39,12 +39,12 @@ async def test_three_hundred_pairs_are_judged_as_the_table_says(pool: SandboxPoo
 async def test_an_answer_whose_comparison_uses_all_of_its_cpu_time_is_wrong(pool: SandboxPool):
     endless = "+".join(f"\\sqrt{{{n}+\\sqrt{{{n + 1}}}}}" for n in range(2, 40))
     limits = replace(VERIFY_LIMITS, cpu_s=0.5, wall_s=120.0)
-    assert await equal_expressions(pool, [(endless, endless.replace("+", "-", 1))], limits=limits) == [False]
+    assert await equal_expressions(pool.run, [(endless, endless.replace("+", "-", 1))], limits=limits) == [False]
 
 
 @pytest.mark.real
 async def test_equal_answers_that_are_not_read_are_those_of_the_documentation(pool: SandboxPool):
     async def compare(pairs: Sequence[Pair]) -> Sequence[bool]:
-        return await equal_expressions(pool, pairs, limits=PATIENT)
+        return await equal_expressions(pool.run, pairs, limits=PATIENT)
 
     assert [pair for pair in NOT_READ if await same_mathematics(*pair, compare)] == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from actors.generation.records import record_trajectories
+from actors.generation.trajectory_recorder import record_trajectories
 from actors.remote import Remote
 from rstar_ray.rollouts import TrajectoryRef
 from tests.logged import logged_lines
