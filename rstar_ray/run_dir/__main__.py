@@ -5,8 +5,13 @@
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError
 from rstar_ray.logs import console_logging
 from rstar_ray.run_dir.folder import RunDir
@@ -16,40 +21,53 @@ from rstar_ray.run_dir.verify_run import faults
 USAGE = "usage: rstar verify PATH | rstar forget PATH --stage STAGE [--yes]"
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    run: Annotated[Path, tyro.conf.Positional]
+    """a run directory"""
+
+    def __post_init__(self) -> None:
+        if not (self.run / "config.json").is_file():
+            raise ConfigError(
+                "RUN", f"{self.run} is not a run directory: it has no config.json", "give the --run-dir of a run"
+            )
+        RunDir(self.run).refuse_newer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetOptions(VerifyOptions):
+    stage: str
+    """the stage whose rows, checkpoints and settings are deleted"""
+    yes: bool = False
+    """delete, and not only list"""
+
+
 def main(arguments: list[str]) -> int:
     """Exit status: 0 whole, or gone; 1 not whole; 2 not asked rightly, refused, or nothing done without `--yes`."""
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0
     match arguments:
-        case ["verify", _] | ["forget", _, "--stage", _] | ["forget", _, "--stage", _, "--yes"]:
-            path = Path(arguments[1])
+        case ["verify", *options]:
+            return run_command(VerifyOptions, _verify, options, description=__doc__)
+        case ["forget", *options]:
+            return run_command(ForgetOptions, _forget, options, description=__doc__)
         case _:
-            print(USAGE, file=sys.stderr)
-            return 2
-    if not (path / "config.json").is_file():
-        print(f"{path} is not a run directory: it has no config.json", file=sys.stderr)
-        return 2
-    try:
-        RunDir(path).refuse_newer()
-        with console_logging():
-            return _verify(path) if arguments[0] == "verify" else _forget(path, arguments[3], sure=len(arguments) == 5)
-    except ConfigError as refused:
-        print(refused, file=sys.stderr)
-        return 2
+            asked = {"-h", "--help"} & set(arguments)
+            print(USAGE, file=None if asked else sys.stderr)
+            return 0 if asked else 2
 
 
-def _verify(path: Path) -> int:
-    found = faults(path)
+def _verify(options: VerifyOptions) -> int:
+    with console_logging():
+        found = faults(options.run)
     for fault in found:
         print(f"fault: {fault}")
-    print(f"{path}: {'whole' if not found else f'{len(found)} faults'}")
+    print(f"{options.run}: {'whole' if not found else f'{len(found)} faults'}")
     return 1 if found else 0
 
 
-def _forget(path: Path, stage: str, *, sure: bool) -> int:
-    forget(path, stage, sure=sure)
-    if sure:
+def _forget(options: ForgetOptions) -> int:
+    with console_logging():
+        forget(options.run, options.stage, sure=options.yes)
+    if options.yes:
         return 0
     print("nothing is removed yet: give --yes too")
     return 2

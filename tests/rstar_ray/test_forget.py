@@ -86,7 +86,7 @@ async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
     whole = files(tmp_path)
     assert forget(tmp_path, "stage1", "--yes") == 2 and files(tmp_path) == whole
     assert capsys.readouterr().err == (
-        f"--stage: stage2 of {tmp_path} started from what stage1 left. Hint: forget stage2 first, or name a new "
+        f"error: --stage: stage2 of {tmp_path} started from what stage1 left. Hint: forget stage2 first, or name a new "
         "directory for stage1\n"
     )
     with RunDir.open(tmp_path, "stage3", asdict(replace(SMALL, stage="stage3"))):
@@ -99,12 +99,12 @@ async def test_what_is_in_use_or_not_there_is_refused(tmp_path: Path, capsys: py
     await trained(tmp_path, "stage1")
     for none in ("stage2", "*"):
         assert forget(tmp_path, none, "--yes") == 2
-        assert capsys.readouterr().err == f"--stage: {tmp_path} has no {none}. Hint: give one of stage1\n"
+        assert capsys.readouterr().err == f"error: --stage: {tmp_path} has no {none}. Hint: give one of stage1\n"
     with (tmp_path / ".lock").open("a+") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         assert forget(tmp_path, "stage1", "--yes") == 2
     assert "is in use by" in capsys.readouterr().err
-    assert main(["forget", str(tmp_path), "stage1"]) == 2 and "usage: " in capsys.readouterr().err
+    assert main(["forget", str(tmp_path), "stage1"]) == 2 and "--stage: is required" in capsys.readouterr().err
     assert faults(tmp_path) == []
 
 

@@ -400,7 +400,7 @@ def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):
 
 
 def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert verify(["verify", str(tmp_path)]) == 2 and verify([]) == 2 and verify(["verify", "--help"]) == 0
+    assert verify(["verify", str(tmp_path)]) == 2 and verify([]) == 2 and verify(["--help"]) == 0
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 1)
         write(run_dir, "stage1", 2)
