@@ -72,6 +72,27 @@ def test_a_context_too_short_for_more_than_a_few_is_refused(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ("", r"mine\.jsonl, problem 'game': its environment 'own_environment:Mastermind' is not among --tools\.env"),
+        ("--tools.environments own_environment:Nothing", r"--tools\.environments .*Nothing"),
+        (
+            "--tools.environments own_environment:Mastermind --data.mix rare=1",
+            r"--data\.mix: no problem has the family",
+        ),
+        ("--data.mix rare=1 other=2 --data.mix-floor 100", r"--data\.mix-floor: 100 for each source are 200 problems"),
+    ],
+)
+def test_environments_and_sources_that_are_not_there_are_refused(tmp_path: Path, options: str, refused: str):
+    game = {"id": "game", "problem": "Guess.", "environment": "own_environment:Mastermind", "family": "game"}
+    folder = str(Path(__file__).resolve().parents[2] / "examples")
+    with pytest.raises(ConfigError, match=refused):
+        asked = stage_1(tmp_path, [*problems(5), game], "--own-folder", folder, *options.split())
+        run(parse([STAGE_1], asked))
+    assert not (tmp_path / "run").exists()
+
+
 def none_wrong(*_: object) -> None:
     """Of a model's weights: it has none here."""
 
