@@ -76,8 +76,8 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
     for replicas in range(engine.replicas, 0, -1):
         ranks = max(1, learner.ranks * replicas // engine.replicas)
         values = {"engine.replicas": replicas, "learner.ranks": ranks}
-        smaller = with_values(config, values)
         try:
+            smaller = with_values(config, values)  # refused where --learner.hpz-ranks does not divide the ranks
             refuse_small_cluster(plan_layout(smaller), nodes)
         except ConfigError:
             continue

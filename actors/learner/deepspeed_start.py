@@ -58,6 +58,7 @@ def join_ranks(learner: LearnerConfig, rank: int, device: torch.device, store: A
         rank=rank,
         world_size=learner.ranks,
         timeout=timedelta(seconds=learner.step_deadline_s),
+        device_id=device if device.type == "cuda" else None,  # else a barrier takes the rank's number for its GPU's
     )
 
 
@@ -76,7 +77,7 @@ def compute_deterministically() -> None:
 
 def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfig) -> tuple[Any, RefusingAdamW]:
     """DeepSpeed's engine around the policy, and the optimizer in it."""
-    deepspeed = _quiet_deepspeed()
+    deepspeed = _quiet_deepspeed(learner)
     optimizer = RefusingAdamW(parameter_groups(policy, adam.weight_decay), **optimizer_arguments(learner, adam))
     if learner.zero == 0:
         optimizer.clip_here = adam.grad_clip
@@ -85,14 +86,16 @@ def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfi
     return engine, optimizer
 
 
-def _quiet_deepspeed() -> Any:
+def _quiet_deepspeed(learner: LearnerConfig) -> Any:
     """DeepSpeed, which logs every setting at every start, with only its errors left."""
     with contextlib.redirect_stdout(None):
         import deepspeed
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    # Shared-memory collectives for CPU inference: unused here, and compiled for minutes at the first start.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if learner.device == "cpu":
+        # Shared-memory collectives for CPU inference: unused here, and compiled for minutes at the first start. On a
+        # GPU DeepSpeed does not use them, and reading this table there would probe every operation.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
@@ -121,6 +124,8 @@ def deepspeed_config(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str,
     """What DeepSpeed is started with. Micro batches and their scale are ours: it is told of one micro batch a step."""
     on_gpu = learner.device == "cuda"
     zero: dict[str, Any] = {"stage": learner.zero, "overlap_comm": on_gpu, "reduce_bucket_size": REDUCE_BUCKET}
+    if learner.copy_ranks > 1:
+        zero["zero_hpz_partition_size"] = learner.copy_ranks
     if learner.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
     config: dict[str, Any] = {
@@ -135,5 +140,5 @@ def deepspeed_config(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str,
     if learner.dtype == "bfloat16":
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         config["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[GRADIENTS]}
-        config["communication_data_type"] = DEEPSPEED_NAMES[GRADIENTS]
+        config["communication_data_type"] = DEEPSPEED_NAMES[learner.reduce_dtype]
     return config

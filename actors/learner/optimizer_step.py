@@ -19,6 +19,7 @@ from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import shares_gpus
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.registry import Reduction, combined, step_metric
 
@@ -48,6 +49,7 @@ class OptimizerSteps:
         self._engine = engine
         self._optimizer = optimizer
         self._device = torch.device(engine.device)
+        self._shares_gpu = shares_gpus(config.engine, config.learner)
         self.bad_updates = 0  # not applied, in a row
         self.step = 0  # applied
 
@@ -68,6 +70,8 @@ class OptimizerSteps:
         if applied:
             self.step += 1
             self.bad_updates = 0
+        if self._shares_gpu:  # an engine there takes new weights next, and one that starts again looks for free memory
+            torch.cuda.empty_cache()
         return UpdateResult(
             applied=applied,
             reason=reason,

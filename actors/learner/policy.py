@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -124,6 +125,26 @@ def load_language_model(folder: Path, learner: LearnerConfig) -> Any:
             "set tie_word_embeddings to false there if the head was trained, or remove it from the file",
         )
     return model
+
+
+def use_liger(model: Any) -> None:
+    """Replace norms, rotary embeddings and SwiGLU by Liger's fused kernels, through transformers' own hook.
+
+    The loss stays ours: the output head computes log-probabilities in chunks. Raises `ConfigError` where the package is
+    missing, or has no kernels for this model.
+    """
+    from transformers.integrations.liger import apply_liger_kernel
+    from transformers.utils.import_utils import is_liger_kernel_available
+
+    option = "--learner.liger"
+    if not is_liger_kernel_available():
+        raise ConfigError(option, "the package liger-kernel is not installed", "install it, or give --learner.no-liger")
+    known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    if model.config.model_type not in known:
+        raise ConfigError(
+            option, f"liger-kernel has no kernels for {model.config.model_type}", "give --learner.no-liger"
+        )
+    apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
 
 
 def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, learner: LearnerConfig) -> None:

@@ -20,7 +20,7 @@ from actors.learner.adapters import add_adapters
 from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, as_one
-from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
+from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits, use_liger
 from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.off_policy import effective_sample_size, weight_moments
@@ -83,6 +83,8 @@ class LearnerRank:
     def _load(self, folder: Path, *, trained: bool = False) -> Policy:
         learner = self.config.learner
         language_model = load_language_model(folder, learner)
+        if trained and learner.liger:
+            use_liger(language_model)
         if trained and learner.lora_rank:
             add_adapters(language_model, learner)
         return Policy(language_model, learner.logprob_chunk_tokens, float32_head=self.config.float32_head)

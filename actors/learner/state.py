@@ -99,9 +99,12 @@ class LearnerState:
         zero = self._engine.optimizer
         if self._zero in (1, 2):
             zero.update_lp_params()
-        elif self._zero == 3 and zero.persistent_parameters:  # small ones, which every rank has whole as well
-            zero.persistent_parameters[0].partition(zero.persistent_parameters)
-            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+        elif self._zero == 3:
+            if self._engine.zero_hpz_partition_size() > 1:
+                zero.invalidate_secondary_tensor()  # hpZ's copy is of the weights before
+            if zero.persistent_parameters:  # small ones, which every rank has whole as well
+                zero.persistent_parameters[0].partition(zero.persistent_parameters)
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
     def _spread(self, name: str) -> bool:
         """Whether ZeRO keeps each element on one rank alone."""

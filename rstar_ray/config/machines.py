@@ -25,9 +25,11 @@ CALL_ROOM = 1.1
 way of its result."""
 
 ON_GPUS = not_with("engine.gpus_per_replica", 0.0)
+LEARNS_ON_GPUS = not_with("learner.gpus_per_rank", 0.0)
 ON_CPUS = only_with("engine.gpus_per_replica", 0.0)
 LEARNED = only_with("balancer.rule", "expected_kv")
 DERIVED_RISK = only_with("balancer.risk", 0.0)
+WHOLE_MODEL = only_with("learner.lora_rank", 0)
 PADDED = only_with("learner.attention", "sdpa")
 
 
@@ -55,6 +57,9 @@ class EngineConfig:
     """tokens that one step of an engine may compute, prompts and decodes together (vLLM's max_num_batched_tokens)"""
     gpu_memory_share: Annotated[MayChange[float], within("(0, 0.95]")] = 0.6
     """share of the GPU's memory the engine may take"""
+    sleep: Annotated[MayChange[bool], ON_GPUS] = False
+    """vLLM's sleep mode, where an engine shares its GPU with a learner rank (NVIDIA): during updates the engine gives
+    up weights and KV cache, so that each of the two may use most of the GPU. For 14B on less than 128 GB"""
     compile: Annotated[MayChange[bool], ON_GPUS] = True
     """torch.compile and graphs, on GPUs (enforce_eager is its opposite); the CPU never compiles"""
     block_size: MayChange[int] = 32
@@ -156,6 +161,16 @@ class LearnerConfig:
     """what DeepSpeed's ZeRO spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too, 0 nothing"""
     offload: MayChange[bool] = False
     """keep the optimizer's state and the float32 weights in host memory (ZeRO offload): room for memory, time for it"""
+    hpz_ranks: Annotated[MayChange[int], only_with("learner.zero", 3), WHOLE_MODEL, at_least(1)] = 1
+    """consecutive ranks that together hold one more copy of the weights in the forward pass's precision, from which the
+    backward pass gathers (ZeRO++ hpZ, arXiv:2306.10209): give the ranks of a node, so that only the first gather of a
+    step crosses nodes; 1 holds no copy"""
+    reduce_dtype: Annotated[MayChange[Dtype], not_with("learner.zero", 0)] = "float32"
+    """precision in which gradients are summed over ranks; bfloat16 sends half the bytes and rounds each micro batch's
+    sum (3 significant digits). Micro batches are always accumulated in float32"""
+    liger: Annotated[MayChange[bool], LEARNS_ON_GPUS] = False
+    """fused RMSNorm, rotary embedding and SwiGLU in the learner, by the package liger-kernel: less time and activation
+    memory"""
     lora_rank: Annotated[int, at_least(0)] = 0
     """train LoRA adapters of this rank (arXiv:2106.09685), through PEFT, in place of the weights: little state to hold,
     and engines receive the adapters alone; wants some ten times the learning rate; 0 trains the weights"""
@@ -213,6 +228,18 @@ class LearnerConfig:
             "give 1, 2 or 3, or --learner.dtype float32",
         )
         require(
+            self.ranks % self.hpz_ranks == 0,
+            "--learner.hpz-ranks",
+            f"{self.ranks} ranks cannot be divided into groups of {self.hpz_ranks}",
+            "give a divisor of --learner.ranks, or 1",
+        )
+        require(
+            self.reduce_dtype == "float32" or self.dtype == "bfloat16",
+            "--learner.reduce-dtype",
+            f"gradients of a forward pass in {self.dtype} would lose precision in bfloat16",
+            "give float32, or --learner.dtype bfloat16",
+        )
+        require(
             self.zero > 0 or not self.offload,
             "--learner.offload",
             "without ZeRO nothing is offloaded",
@@ -222,6 +249,11 @@ class LearnerConfig:
     @property
     def bucket_bytes(self) -> int:
         return self.bucket_mb * 2**20
+
+    @property
+    def copy_ranks(self) -> int:
+        """Ranks that share one more copy of the weights; 1: there is none."""
+        return self.hpz_ranks if self.zero == 3 and not self.lora_rank else 1
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
