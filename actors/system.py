@@ -4,7 +4,8 @@ import asyncio
 import atexit
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -287,11 +288,21 @@ class TrainingActors:
             watchdog=self.watchdog,
             silent_s=self._config.detector.learner_silent_s,
             meter=self.meter,
-            turn=self._turns.learner if self._turns else ANYTIME,
+            turn=self._learner_turn if self._turns else ANYTIME,
             placed=self._ranks_placed,
         )
         await first_start(self._learner)
         log.info(f"weights: {WAYS[self._config.weight_way]}")
+
+    @asynccontextmanager
+    async def _learner_turn(self) -> AsyncGenerator[None]:
+        """No engine starts meanwhile; those that can sleep do, until the next publish."""
+        assert self._turns is not None
+        async with self._turns.learner():
+            if self._config.sleeps:
+                self._published_version = None  # the engines drop it
+                await self.replicas.sleep()
+            yield
 
     async def _ranks_placed(self) -> None:
         """Where a node was lost, wait until its ranks have another."""

@@ -22,41 +22,40 @@ from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import RunConfig, leaves, with_values
-from rstar_ray.config.machines import ZeroStage
+from rstar_ray.config.machines import Dtype, ZeroStage
 from rstar_ray.config.options import given, options_of, spelled, with_config_file
 from rstar_ray.config.run import OnInsufficientResources, Scale
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
-    GB,
+    ENGINE_OWN_GB,
     GROUP_ROLLOUTS,
-    OVER_BOUND,
-    QWEN3_14B,
     RUN,
-    Gpu,
     Memory,
-    ModelShape,
     PoolPlan,
     adapter_parameters,
     best_separated,
     plan_pools,
     pools_of,
-    publish_seconds,
-    read_model,
 )
 from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
+from scheduler.planner.gpus import GPUS, Gpu, nearest_gpu
+from scheduler.planner.model_shape import GB, QWEN3_14B, ModelShape, read_model
 from scheduler.traces.stage_traces import STAGES
 
-GPU = Gpu()
-"""The planner's own: what is named here is the same."""
 SETTINGS = {
     "tensor_parallel": "engine.tensor_parallel",
     "gpu_memory_share": "engine.gpu_memory_share",
     "max_running": "engine.max_running",
+    "max_context_tokens": "engine.max_context_tokens",
+    "sleep": "engine.sleep",
     "micro_batch_tokens": "learner.micro_batch_tokens",
     "offload": "learner.offload",
     "lora_rank": "learner.lora_rank",
     "zero": "learner.zero",
+    "hpz_ranks": "learner.hpz_ranks",
+    "reduce_dtype": "learner.reduce_dtype",
+    "liger": "learner.liger",
     "prompts": "prompts_per_step",
 }
 """Options that are settings of a run, by their names here."""
@@ -76,7 +75,10 @@ class PlanConfig:
     on_insufficient_resources: OnInsufficientResources = RUN.on_insufficient_resources
     """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
     gpus: int = 64
-    gpu_memory_gb: float = GPU.memory_gb
+    gpu: Literal["", "mi300x", "mi325x", "b200", "h200", "h100", "a100", "l40s", "rtx4090"] = ""
+    """Whose peaks are planned with; by default those of the GPU whose memory is nearest to --gpu-memory-gb"""
+    gpu_memory_gb: float = 0.0
+    """of one GPU, as it is sold; by default that of --gpu, or of an MI300X"""
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
     model: str = ""
     """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
@@ -86,6 +88,10 @@ class PlanConfig:
     """--engine.gpu-memory-share of the run; 0 gives an engine all that is left, and says which share that is"""
     max_running: int = RUN.engine.max_running
     """--engine.max-running of the run"""
+    max_context_tokens: int = RUN.engine.max_context_tokens
+    """--engine.max-context-tokens of the run, which an engine's KV cache must hold"""
+    sleep: bool = RUN.engine.sleep
+    """--engine.sleep of the run"""
     micro_batch_tokens: int = RUN.learner.micro_batch_tokens
     """--learner.micro-batch-tokens of the run"""
     offload: bool = RUN.learner.offload
@@ -94,12 +100,14 @@ class PlanConfig:
     """--learner.lora-rank of the run"""
     zero: ZeroStage = RUN.learner.zero
     """--learner.zero of the run"""
+    hpz_ranks: int = RUN.learner.hpz_ranks
+    """--learner.hpz-ranks of the run"""
+    reduce_dtype: Dtype = RUN.learner.reduce_dtype
+    """--learner.reduce-dtype of the run"""
+    liger: bool = RUN.learner.liger
+    """--learner.liger of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
-    bandwidth_tb_s: float = GPU.bandwidth_tb_s
-    """Memory bandwidth of one GPU, from its data sheet."""
-    tflops: float = GPU.tflops
-    """Dense bf16 peak of one GPU, from its data sheet."""
     json: bool = False
     run_config: str = ""
     """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them."""
@@ -109,10 +117,9 @@ class PlanConfig:
             raise ValueError("--dry-run needs a --scale, whose actors it places")
         if self.nodes < 0:
             raise ValueError(f"--nodes is {self.nodes}, not a number of nodes")
-        for name in ("gpus", "gpu_memory_gb", "bandwidth_tb_s", "tflops"):
-            if not 0 < getattr(self, name) < math.inf:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} is {getattr(self, name)}, not a number above 0")
+        for option, number in (("--gpus", self.gpus), ("--gpu-memory-gb", self.gpu_memory_gb or 1)):
+            if not 0 < number < math.inf:
+                raise ValueError(f"{option} is {number}, not a number above 0")
         self.run()
         if self.gpus % self.tensor_parallel:
             raise ValueError(f"--gpus {self.gpus} is not a multiple of --tensor-parallel {self.tensor_parallel}")
@@ -120,6 +127,7 @@ class PlanConfig:
     def run(self) -> RunConfig:
         """The settings of the run that is planned. Raises `ConfigError` by the option's name here."""
         values = {setting: getattr(self, name) for name, setting in SETTINGS.items()}
+        values |= {"learner.ranks": self.gpus, "evaluate.max_response_tokens": 1}  # no evaluation is planned
         if not self.gpu_memory_share:
             del values["engine.gpu_memory_share"]
         try:
@@ -127,6 +135,13 @@ class PlanConfig:
         except ConfigError as refused:
             here = {spelled(setting): spelled(name) for name, setting in SETTINGS.items()}
             raise ConfigError(here.get(refused.field, refused.field), refused.problem, refused.hint) from None
+
+    def planned_gpu(self) -> Gpu:
+        """Peaks by name, or by memory."""
+        if not self.gpu:
+            return nearest_gpu(self.gpu_memory_gb or GPUS["mi300x"].memory_gb)
+        named = GPUS[self.gpu]
+        return replace(named, memory_gb=self.gpu_memory_gb or named.memory_gb)
 
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
@@ -168,7 +183,6 @@ def of_run(run: RunConfig) -> PlanConfig:
     settings = leaves(run)
     of_the_run: dict[str, Any] = {name: settings[setting] for name, setting in SETTINGS.items()}
     of_the_run |= {"scale": scale, "gpus": machines.nodes * machines.gpus, "gpu_memory_gb": machines.gpu_memory_gb}
-    of_the_run |= {"bandwidth_tb_s": machines.bandwidth_tb_s, "tflops": machines.tflops}
     of_the_run |= {"model": run.model, "stage": run.stage if run.stage in STAGES else PlanConfig.stage}
     return PlanConfig(**of_the_run)
 
@@ -201,7 +215,7 @@ def shape_of(model: str) -> ModelShape:
 def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     """The colocated placement and the best separated one."""
     model = shape_of(config.model)
-    gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
+    gpu = config.planned_gpu()
     stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
     pools = pools_of(config.run(), engine_gpus=config.gpus, learner_gpus=config.gpus, colocated=True)
     pools = replace(pools, takes_rest=not config.gpu_memory_share)
@@ -212,7 +226,8 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
 
 def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> str:
     """The memory of one GPU, line by line."""
-    memory, tp = colocated.memory, config.tensor_parallel
+    memory, tp, gpu = colocated.memory, config.tensor_parallel, config.planned_gpu()
+    turns = ", one after the other" if memory.sleeps else ""
     activations = memory.activations
     billions = f"{model.parameters / 1e9:.1f}e9"
     rank = config.lora_rank
@@ -222,7 +237,8 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     left = "KV of its share" if config.gpu_memory_share else "left for KV    "
     return "\n".join(
         [
-            f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
+            f"one GPU of {gpu.memory_gb:g} GB with the peaks of {gpu.name}, colocated (an engine and a learner rank"
+            f" share it{turns}):",
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes{served} / TP {tp}",
             f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
             f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
@@ -232,7 +248,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
             f" ({model.layers} layers x {model.kv_heads} heads x {model.head_dim} x 2 x 2 bytes)"
             f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
-            f"  engine's share   {_share(memory, config.gpu_memory_gb):7.2f}      of the GPU, for its weights and KV"
+            f"  engine's share   {_share(memory, gpu.memory_gb):7.2f}      of the GPU, for its weights, buffers and KV"
             " (--engine.gpu-memory-share)",
         ]
     )
@@ -240,7 +256,8 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
 
 def _share(memory: Memory, gpu_memory_gb: float) -> float:
     """Rounded down: an engine that asks for more than is free does not start."""
-    return math.floor(100 * (memory.engine_weights + max(0.0, memory.kv)) / gpu_memory_gb) / 100
+    share = (memory.engine_weights + max(0.0, memory.kv) + ENGINE_OWN_GB) / gpu_memory_gb
+    return math.floor(100 * share + 1e-9) / 100
 
 
 def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:
@@ -286,54 +303,48 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         "",
         arithmetic(config, model, colocated),
         "",
-        f"{'placement':<12}{'engines':>8}{'ranks':>7}{'KV tokens':>11}{'in flight':>11}{'generate':>10}{'learn':>8}"
-        f"{'publish':>9}{'step':>8}",
+        f"{'placement':<12}{'engines':>8}{'ranks':>7}{'KV tokens':>11}{'in flight':>11}{'step':>8}{'range':>15}"
+        f"{'MFU':>6}  limited by",
     ]
-    for placement in (colocated, separated):
-        if placement is None:
-            continue
+    placements = [placement for placement in (colocated, separated) if placement is not None]
+    for placement in placements:
+        span = f"{placement.least_s:.0f} to {placement.most_s:.0f} s"
         times = (
-            f"{'does not fit':>34}"
+            "    does not fit"
             if placement.problems
-            else f"{placement.generate_s:>9.0f}s{placement.learn_s:>7.0f}s{placement.publish_s:>8.1f}s"
-            f"{placement.step_s:>7.0f}s"
+            else f"{placement.step_s:>7.0f}s{span:>15}{placement.expected.learning.mfu:>6.0%}  {placement.limited_by}"
         )
         lines.append(
             f"{placement.name:<12}{placement.engine_gpus // config.tensor_parallel:>8}{placement.learner_gpus:>7}"
             f"{placement.kv_tokens_per_replica:>11,}{placement.in_flight:>11,}{times}"
         )
+    lines += ["", *(parts_line(placement) for placement in placements if not placement.problems)]
     lines += [
-        "",
-        f"generate is {OVER_BOUND} x a lower bound on the step (simulated: 1.1 to 1.4); of it a mean rollout waits"
-        f" {colocated.tools_s:.1f} s for tools.",
-        *(
-            publish_line(model, placement, config.lora_rank)
-            for placement in (colocated, separated)
-            if placement is not None
-        ),
+        f"A mean rollout waits {colocated.tools_s:.1f} s for tools. The range has a larger and a smaller share of every"
+        " peak (scheduler/planner/gpus.py).",
         checkpoints(config, model, colocated.learner_gpus).summary() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
-        "A step is the sum of its phases, colocated and separated: without staleness the loop overlaps none of them.",
+        "A step is the sum of its parts, colocated and separated: without staleness the loop overlaps none of them.",
     ]
     if separated is not None and not separated.problems and not colocated.problems:
         better, other = sorted((colocated, separated), key=lambda placement: placement.step_s)
         lines.append(f"{better.name} is {other.step_s / better.step_s:.2f} x faster per step.")
-    for placement in (colocated, separated):
-        if placement is not None:
-            lines += [f"DOES NOT FIT ({placement.name}): {problem}" for problem in placement.problems]
+    for placement in placements:
+        lines += [f"DOES NOT FIT ({placement.name}): {problem}" for problem in placement.problems]
     return "\n".join(lines)
 
 
-def publish_line(model: ModelShape, placement: PoolPlan, lora_rank: int) -> str:
-    parts = publish_seconds(model, Gpu(), placement.weight_way, lora_rank=lora_rank)
-    named = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items() if seconds)
-    return f"publish, {placement.name}, by {placement.weight_way}: {named}, computed from assumed speeds."
+def parts_line(placement: PoolPlan) -> str:
+    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in placement.expected.parts.items())
+    return f"{placement.name} [s]: {parts} (by {placement.weight_way})."
 
 
 def row(placement: PoolPlan) -> dict[str, Any]:
     """For JSON; what does not fit has no times."""
-    times = ("generate_s", "learn_s", "publish_s", "step_s") if placement.problems else ()
-    return dataclasses.asdict(placement) | dict.fromkeys(times)
+    fields = dataclasses.asdict(placement)
+    if placement.problems:
+        return fields | dict.fromkeys(("expected", "least_s", "most_s"))
+    return fields | {"step_s": placement.step_s, "limited_by": placement.limited_by}
 
 
 def main() -> None:

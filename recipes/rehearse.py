@@ -34,7 +34,7 @@ from rstar_ray.config.scales import MACHINES
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
-from scheduler.planner.capacity import ModelShape, read_model
+from scheduler.planner.model_shape import ModelShape, read_model
 from scheduler.planner.rehearsal import Seen, compared, told
 
 log = logging.getLogger(__name__)

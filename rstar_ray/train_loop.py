@@ -52,9 +52,10 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
     update = await context.learner.train_rl(rows, rl_learning_rate(config, step)) if rows else None
     learned_s = time.monotonic()
     checksum = None
-    if update is not None and update.applied:
-        policy_version += 1
-        checksum = await context.services.publish(policy_version)
+    if update is not None:  # a refused one too: engines that slept meanwhile have dropped their weights
+        policy_version += update.applied
+        published = await context.services.publish(policy_version)
+        checksum = published if update.applied else None
     published_s = time.monotonic()
 
     finished = [rollout for group in groups for rollout in group]

@@ -15,6 +15,9 @@ from rstar_ray.config import RunConfig, SandboxConfig, leaves, with_values
 from sandbox.limits import program_limits
 
 REPOSITORY = Path(__file__).parent.parent
+SHARED = {"engine.gpus_per_replica": 0.5, "learner.gpus_per_rank": 0.5}
+HPZ = {"stage": 3, "overlap_comm": False, "reduce_bucket_size": 10**8, "zero_hpz_partition_size": 2}
+HPZ_UNUSED = {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 10**8}
 ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes")
 
 
@@ -70,6 +73,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"engine.max_batched_tokens": 4_096}, {"max_num_batched_tokens": 4_096}),
         ({"engine.gpu_memory_share": 0.3}, {"gpu_memory_utilization": 0.3}),
         ({"engine.gpus_per_replica": 1.0}, {"enforce_eager": False}),
+        (SHARED | {"engine.sleep": True}, {"enforce_eager": False, "enable_sleep_mode": True}),
+        ({"engine.gpus_per_replica": 1.0, "engine.sleep": True}, {"enforce_eager": False}),  # its GPU is its own
         ({"engine.gpus_per_replica": 1.0, "engine.compile": False}, {}),
         ({"engine.tensor_parallel": 2}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
         ({"float32_head": True}, {"hf_overrides": {"head_dtype": "float32"}}),
@@ -93,6 +98,9 @@ def test_settings_reach_vllm(values: dict[str, Any], arrives: dict[str, Any], mo
         ({"optimizer.epsilon": 1e-6}, {"eps": 1e-6}),
         ({"learner.gpus_per_rank": 1.0}, {"fused": True}),
         ({"learner.offload": True}, {"fused": True}),  # on the host, by torch's kernel for CPUs
+        ({"learner.dtype": "bfloat16", "learner.reduce_dtype": "bfloat16"}, {"communication_data_type": "bf16"}),
+        ({"learner.zero": 3, "learner.ranks": 4, "learner.hpz_ranks": 2}, {"zero_optimization": HPZ}),
+        ({"learner.zero": 2, "learner.ranks": 4, "learner.hpz_ranks": 2}, {"zero_optimization": HPZ_UNUSED}),
     ],
 )
 def test_settings_reach_deepspeed_and_adam(values: dict[str, Any], arrives: dict[str, Any]):

@@ -134,6 +134,11 @@ class GenerationActor(ServiceActor):
         loaded = await self._worker.swap(self._engine.weights.update(policy_version, buckets, refs[0][0].hex()))
         return replace(loaded, move_s=fetched_s + loaded.move_s)
 
+    async def sleep(self) -> None:
+        """Give the GPU's memory to the learner until the next weights come. An engine that has not started has none."""
+        if self._kv_capacity_tokens:
+            await self._worker.swap(self._engine.weights.sleep())
+
     async def join_sender(self, meeting: Mapping[str, Any]) -> None:
         """Be there for what a learner's rank broadcasts from now on; failure is harmless: the object store is used."""
         await self._engine.weights.join(meeting)

@@ -240,6 +240,20 @@ class Replicas:
             if number in senders and not replica.is_lost
         ]
 
+    async def sleep(self) -> None:
+        """Have every engine give its GPU's memory to the learner, until the next weights come."""
+        await asyncio.gather(*(self._sleep_unless_lost(replica) for replica in self.there.values()))
+
+    async def _sleep_unless_lost(self, replica: Replica) -> None:
+        """A replica that cannot is restarted: an update would not fit beside it."""
+        try:
+            await replica.call(lambda w: w.sleep(), deadline_s=self._weights_deadline_s, reason="its GPU's memory")
+        except (RayTaskError, DeadlineExceeded) as failed:  # before the next: an error may be both
+            log.info(f"{replica.name} did not sleep: {last_line(failed)}")
+            await replica.restart()
+        except RayActorError as lost:
+            log.info(f"{replica.name} did not sleep: {type(lost).__name__}")
+
     async def publish(self, weights: Publication) -> None:
         """Have every replica serve these weights; returns when all do. Those that were sent them do already."""
         await self.serving()

@@ -103,6 +103,7 @@ def engine_arguments(config: RunConfig, model: Path, adapter: AdapterSettings | 
         "max_num_batched_tokens": max(engine.max_batched_tokens, engine.max_running),
         "gpu_memory_utilization": engine.gpu_memory_share,
         "enforce_eager": engine.eager,
+        "enable_sleep_mode": config.sleeps,
         "tensor_parallel_size": engine.tensor_parallel,
         "distributed_executor_backend": executor_backend(engine),
         "enable_prefix_caching": True,

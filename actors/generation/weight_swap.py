@@ -70,7 +70,23 @@ class WeightSwap:
         self._silent_s = PATIENCE * deadline_s
         self._one_at_a_time = asyncio.Lock()
         self._swap: _Swap | None = None
+        self._asleep = False
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory to others until the next weights come (vLLM's sleep mode). No request may be running.
+
+        The model's weights are dropped, since new ones come before the next token; with an adapter they wait in host
+        memory.
+        """
+        async with self._one_at_a_time:
+            if not self._asleep:
+                self._asleep = True
+                await self._step(self._vllm.alive().sleep(level=1 if self._adapter else 2), "sleep")
+
+    async def _wake(self, llm: "AsyncLLM", part: str) -> None:
+        """`part`: "weights", and when these are complete "kv_cache", after which vLLM decodes again."""
+        await self._step(llm.wake_up([part]), f"wake its {part}")
 
     async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> LoadedWeights:
         """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on; an engine with
@@ -195,7 +211,10 @@ class WeightSwap:
 
         A running request keeps its tokens and their log-probs, and its tokens are then of several versions.
         """
-        await self._vllm.ask(pause_decoding(llm, keep_kv=self._keeps_kv), "pause for new weights")
+        if self._asleep:  # it has stood still since
+            await self._wake(llm, "weights")
+        else:
+            await self._vllm.ask(pause_decoding(llm, keep_kv=self._keeps_kv), "pause for new weights")
         return time.monotonic()
 
     async def _load(self, llm: "AsyncLLM", payload: dict[str, Any]) -> None:
@@ -208,6 +227,9 @@ class WeightSwap:
         return await self._resume(llm, version)
 
     async def _resume(self, llm: "AsyncLLM", version: int) -> float:
+        if self._asleep:
+            await self._wake(llm, "kv_cache")
+            self._asleep = False
         if self._adapter is not None:  # after the model's weights: vLLM removes adapters with these
             await self._step(llm.add_lora(self._adapter.loading), "load an adapter")
         if not self._keeps_kv:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError
-from scheduler.planner.capacity import GB, read_model
 from scheduler.planner.checkpoint_cost import plan_checkpoint
+from scheduler.planner.model_shape import GB, read_model
 
 
 def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> list[str]:

@@ -8,7 +8,7 @@ from rstar_ray.config.algorithm import AlgorithmConfig, Correction, OptimizerCon
 from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.checks import at_least, at_most, check_bounds, require
 from rstar_ray.config.detector import DetectorConfig
-from rstar_ray.config.gpus import WeightWay, check_gpus, weight_way
+from rstar_ray.config.gpus import WeightWay, check_gpus, shares_gpus, weight_way
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import OF_RL, OF_SFT, OF_TRAINING, only_with, where
 from rstar_ray.config.own_code import RewardConfig, ToolsConfig, has_own
@@ -130,6 +130,12 @@ class RunConfig:
             f"{self.data.mix_floor} for each source are {floor} problems, above the {self.prompts_per_step} of a draw",
             "lower it, or raise --prompts-per-step",
         )
+        require(
+            not (self.sleeps and self.staleness),
+            "--engine.sleep",
+            f"engines decode during updates with --staleness {self.staleness}",
+            "give --engine.no-sleep and a smaller --engine.gpu-memory-share, or --staleness 0",
+        )
         context = self.engine.max_context_tokens
         for option, budget in (
             ("--rollout.max-response-tokens", self.rollout.max_response_tokens),
@@ -141,6 +147,11 @@ class RunConfig:
                 f"a response of {budget} tokens leaves no room for a prompt in a context of {context}",
                 "lower it or raise --engine.max-context-tokens",
             )
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether engines give their memory to the learner during updates."""
+        return self.engine.sleep and shares_gpus(self.engine, self.learner)
 
     @property
     def correction(self) -> Correction:

@@ -86,7 +86,8 @@ GPU_8: dict[str, Any] = {
     "engine.replicas": 8,
     "engine.gpus_per_replica": 0.5,
     "engine.cpus_per_replica": 4.0,
-    "engine.gpu_memory_share": 0.45,
+    "engine.gpu_memory_share": 0.8,
+    "engine.sleep": True,  # an engine and an update, one after the other; beside each other 14B have little room for KV
     "learner.ranks": 8,
     "learner.gpus_per_rank": 0.5,
     "learner.cpus_per_rank": 2.0,
@@ -109,15 +110,13 @@ class Machines:
     gpus: int  # of a node
     cpus: int  # of a node
     gpu_memory_gb: float = 0.0
-    bandwidth_tb_s: float = 0.0  # of a GPU's memory; peaks from the data sheets of H100 SXM and MI300X
-    tflops: float = 0.0  # dense bf16
 
 
 MACHINES = {
     "tiny": Machines(nodes=1, gpus=0, cpus=2),
-    "gpu": Machines(nodes=1, gpus=1, cpus=16, gpu_memory_gb=80, bandwidth_tb_s=3.35, tflops=989),
-    "gpu-8": Machines(nodes=1, gpus=8, cpus=96, gpu_memory_gb=80, bandwidth_tb_s=3.35, tflops=989),
-    "mi300x-64": Machines(nodes=8, gpus=8, cpus=96, gpu_memory_gb=192, bandwidth_tb_s=5.3, tflops=1_307),
+    "gpu": Machines(nodes=1, gpus=1, cpus=16, gpu_memory_gb=80),
+    "gpu-8": Machines(nodes=1, gpus=8, cpus=96, gpu_memory_gb=80),
+    "mi300x-64": Machines(nodes=8, gpus=8, cpus=96, gpu_memory_gb=192),
 }
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from rstar_ray.algorithm.state_bytes import BYTES, state_bytes
 from rstar_ray.config import CheckpointConfig, LearnerConfig
-from scheduler.planner.capacity import GB, Gpu, ModelShape, adapter_parameters
+from scheduler.planner.capacity import adapter_parameters
+from scheduler.planner.model_shape import GB, ModelShape
+from scheduler.planner.step_time import HOST_GATHER_GB_S
 
 FLOAT32 = BYTES["float32"]
 
@@ -70,7 +72,7 @@ def plan_checkpoint(
     *,
     best: bool = False,
     storage: Storage = Storage(),
-    gather_gb_s: float = Gpu().gather_gb_s,
+    gather_gb_s: float = HOST_GATHER_GB_S,
 ) -> CheckpointPlan:
     """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks.
 

@@ -2,23 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes
 from rstar_ray.config import RunConfig
-from rstar_ray.config.gpus import weight_way
-from rstar_ray.config.scales import MACHINES
-from scheduler.planner.capacity import (
-    GB,
-    Gpu,
-    ModelShape,
-    activations_gb,
-    adapter_parameters,
-    plan_pools,
-    pools_of,
-    publish_seconds,
-)
+from scheduler.planner.capacity import activations_gb, adapter_parameters, plan_pools, pools_of, publish_parts
+from scheduler.planner.gpus import EXPECTED, nearest_gpu
+from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.traces.stage_traces import StageShape
 
 BYTES_TOLERANCE = 0.05
@@ -123,7 +114,8 @@ def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
         if kind != "learner_device"
     ]
     state = rank_bytes(model.parameters, dtype=learner.dtype, zero=learner.zero, ranks=learner.ranks)
-    kept = (state.state - (state.offloaded if learner.offload else 0.0) + state.bucket) / GB
+    copied = model.parameters * BYTES[learner.dtype] / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
+    kept = (state.state - (state.offloaded if learner.offload else 0.0) + copied + state.bucket) / GB
     planned = kept + activations_gb(model, learner.micro_batch_tokens)
     device = max((row.get("learner_device", 0) for row in held), default=0) / GB
     if learner.gpus_per_rank:
@@ -144,7 +136,7 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
     row = seen.steps[-1]
     generate_s = row["generate_s"] + row["tools_s"] + row["verify_s"]
     found = {"generate": generate_s, "learn": row["learn_s"], "publish": row["publish_s"], "step": row["step_s"]}
-    planned: dict[str, float] = {}
+    planned, ahead = dict[str, float](), dict[str, float]()
     if config.engine.gpus_per_replica:
         budget = config.rollout.max_response_tokens
         stage = StageShape(max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget)
@@ -155,17 +147,14 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
             colocated=not config.learner.own_gpus,
         )
         rollouts = config.prompts_per_step * config.algorithm.num_rollouts
-        machines = MACHINES[config.scale]
-        gpu = Gpu(memory_gb=gpu_memory_gb)
-        if machines.gpus:
-            gpu = replace(gpu, bandwidth_tb_s=machines.bandwidth_tb_s, tflops=machines.tflops)
-        plan = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
+        gpu = nearest_gpu(gpu_memory_gb)
+        time = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts).expected
         planned = {
-            "generate": plan.generate_s, "learn": plan.learn_s, "publish": plan.publish_s, "step": plan.step_s
+            "generate": time.generation.total_s, "learn": time.learning.total_s, "publish": time.publish_s,
+            "step": time.total_s,
         }  # fmt: skip
+        ahead = publish_parts(model, gpu, EXPECTED, pools)
     lines = [_time(what, planned.get(what), seconds) for what, seconds in found.items()]
-    way = weight_way(config.engine, config.learner)
-    ahead = publish_seconds(model, Gpu(), way, lora_rank=config.learner.lora_rank) if planned else {}
     of_publish = [
         _time(f"  publish: {part}", ahead.get(part) or None, row[f"publish/{part}_s"])
         for part in ("gather", "move", "load")

@@ -14,7 +14,8 @@ import torch
 from rstar_ray.algorithm import state_bytes
 from rstar_ray.algorithm.loss import token_logprobs
 from rstar_ray.algorithm.state_bytes import REDUCE_BUCKET, rank_bytes
-from scheduler.planner.capacity import GB, LOGITS_CHUNK_TOKENS, logits_gb
+from scheduler.planner.capacity import LOGITS_CHUNK_TOKENS, logits_gb
+from scheduler.planner.model_shape import GB
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, save_policy, weighted
 

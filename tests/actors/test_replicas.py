@@ -73,6 +73,7 @@ class Worker:
         self.probe = Method(self._probe)
         self.start, self.serve = Method(self._start), Method(self._serve)
         self.pull, self.take_finished = Method(self._pull), Method(self._take_finished)
+        self.sleep = Method(self._sleep)
 
     async def _start(self) -> EngineFacts:
         going = [asyncio.ensure_future(event.wait()) for event in (self.hold, self._killed)]
@@ -94,6 +95,13 @@ class Worker:
         fault, self.fault_in_serve = self.fault_in_serve, None
         if fault is not None:
             raise fault
+
+    async def _sleep(self) -> None:
+        if self._killed.is_set():
+            raise ActorUnavailableError("it restarts", None)
+        if self.fault is not None:
+            raise self._met()
+        self.told.append("sleeps")
 
     async def _pull(self, version: int, refs: Any) -> LoadedWeights:
         await self.hold_pull.wait()
@@ -497,6 +505,16 @@ async def test_a_worker_that_cannot_take_the_weights_is_started_again_and_takes_
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert any("generation/1 did not take version 1: " in line and "MemoryError" in line for line in run.shown)
     assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
+
+
+async def test_engines_sleep_for_an_update_and_one_that_cannot_is_started_again(run: Run):
+    await run.replicas.publish(FIRST)
+    run.second.fault = MemoryError("memory usage increased after sleeping")
+    await run.replicas.sleep()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.first.told == ["start", "serve", 1, "sleeps"]
+    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+    assert any("generation/1 did not sleep: " in line and "MemoryError" in line for line in run.shown)
 
 
 async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_comes_back_waits_for_the_next(run: Run):

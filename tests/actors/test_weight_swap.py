@@ -55,6 +55,13 @@ class Vllm:
         if "loaded" not in self.told:
             raise EngineError("no weights came")
 
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        self.told.append(f"sleeps at {level}")
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        self.told.append(f"wakes {tags}")
+        return tags == ["kv_cache"]
+
     async def resume_generation(self) -> None:
         self.told.append("goes on")
 
@@ -123,6 +130,31 @@ async def test_a_swap_comes_bit_by_bit_and_the_next_waits_for_its_end():
     assert (await engine.swap.end()).checksum == 7
     await later
     assert engine.swap.policy_version == 1 and engine.vllm.told == ["paused", "loaded", "goes on", "paused"]
+
+
+async def test_an_engine_that_sleeps_wakes_its_weights_to_load_new_ones_and_its_kv_cache_after_them():
+    engine = Seated(0)
+    for version in (1, 2):
+        await engine.swap.sleep()
+        await engine.swap.sleep()  # several updates may follow each other
+        await engine.swap.begin(version, ())
+        await engine.swap.take({})
+        await engine.swap.end()
+    once = ["sleeps at 2", "wakes ['weights']", "loaded", "wakes ['kv_cache']", "goes on"]
+    assert engine.vllm.told == once * 2 and engine.swap.policy_version == 2
+    await engine.swap.begin(3, ())
+    assert engine.vllm.told[-1] == "paused"  # awake, it is paused as ever
+
+
+async def test_an_engine_that_cannot_sleep_ends(monkeypatch: pytest.MonkeyPatch):
+    async def out_of_memory(**_: int) -> None:
+        raise EngineError("memory usage increased after sleeping")
+
+    engine = Seated(0)
+    monkeypatch.setattr(engine.vllm, "sleep", out_of_memory)
+    with pytest.raises(EngineError, match="memory usage increased"):
+        await engine.swap.sleep()
+    assert engine.vllm.dead
 
 
 async def test_an_engine_whose_sender_says_nothing_more_ends_and_lets_the_next_learn_that():

@@ -19,7 +19,8 @@ from actors.weights.tensors import ServedWeights, TensorBucket
 from rstar_ray.algorithm.state_bytes import rank_bytes
 from rstar_ray.config.scales import local_resources
 from rstar_ray.trajectory import MODELS_OWN, Completion
-from scheduler.planner.capacity import GB, logits_gb
+from scheduler.planner.capacity import logits_gb
+from scheduler.planner.model_shape import GB
 from tests import derived
 from tests.actors.engine_line import Line
 from tests.actors.policies import VOCABULARY, draw_rows, micro_batches, num_sampled, save_policy, weighted

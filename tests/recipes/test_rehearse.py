@@ -15,7 +15,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.config.scales import MACHINES, at_scale
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_random_model
-from scheduler.planner.capacity import QWEN3_14B, ModelShape
+from scheduler.planner.model_shape import QWEN3_14B, ModelShape
 from scheduler.planner.rehearsal import Seen, compared
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from recipes.stage1 import STAGE_1
 from rstar_ray.config import CheckpointConfig, LearnerConfig, with_values
 from rstar_ray.config.scales import at_scale
 from rstar_ray.errors import ConfigError
-from scheduler.planner.capacity import QWEN3_14B
 from scheduler.planner.checkpoint_cost import plan_checkpoint
+from scheduler.planner.model_shape import QWEN3_14B
 
 PLAN = plan_checkpoint(QWEN3_14B, LearnerConfig(ranks=64, dtype="bfloat16", lora_rank=0), CheckpointConfig())
 

@@ -1,0 +1,240 @@
+"""How long a step takes, part by part, from peaks of data sheets and the shares of them in `scheduler.planner.gpus`.
+
+Legend: B sequences that decode at once, K their context tokens together, P parameters, N ranks, m micro batches a rank.
+
+    decode step        max(weights read, 2 P B operations) + K KV bytes read + launches
+    a trained token    2 operations a parameter, `passes` times, attention's, and element-wise reads and writes
+    ZeRO-3, m times    weights gathered three times (forward, recomputation, backward), gradients reduced once
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rstar_ray.algorithm.state_bytes import BYTES
+from rstar_ray.config import LearnerConfig
+from rstar_ray.config.gpus import WeightWay
+from scheduler.planner.gpus import GPUS_PER_NODE, Gpu, Shares
+from scheduler.planner.model_shape import GB, ModelShape
+from scheduler.traces.trace import TraceRollout
+
+WEIGHT = BYTES["bfloat16"]
+PASSES = 4  # of a forward's work: forward, recomputation, backward; 3 without activation checkpointing
+ADAM_BYTES = 28  # read and written of a parameter: weight, gradient, two moments, and the new three
+HOST_MEMORY_GB_S = 150.0  # that the ranks of a node reach together in an optimizer's step on the host
+HOST_LINK_SHARE = 0.4  # of PCIe, by pinned copies of many tensors
+LOOKS = 2_000  # moments at which a replica's batch is looked at
+DEVICE_COPIES = (
+    6  # times that a published byte is read or written on the device: hash, bucket, copy, and into the model
+)
+HOST_GATHER_GB_S = 1.4  # by rank 0, to its host: a copy off the device, two in memory, and the sums
+STORE_GB_S = 1.1  # through Ray's object store to another node, and into its shared memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Of one replica, seconds."""
+
+    decode_s: float  # until half of its seats are empty, prefills included
+    tail_s: float  # until the longest rollout ends, its tools included
+    mean_running: float
+
+    @property
+    def total_s(self) -> float:
+        return self.decode_s + self.tail_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """Of one update, seconds."""
+
+    compute_s: float
+    exposed_s: float  # communication that no computation hides
+    optimizer_s: float  # with what is offloaded, its way to the host and back
+    mfu: float  # 6 operations a parameter and token, over what the GPUs could do in this time
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.exposed_s + self.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Of one step, in seconds, part by part. Nothing overlaps: the loop does one after the other
+    (`rstar_ray/train_loop.py`), on shared GPUs and on separate pools."""
+
+    generation: Generation
+    learning: Learning
+    publish_s: float
+    host_s: float  # rewards, rows, metrics and records on the head; engines that wake
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """By name, in the order of a step."""
+        return {
+            "decode": self.generation.decode_s,
+            "tail": self.generation.tail_s,
+            "compute": self.learning.compute_s,
+            "exposed communication": self.learning.exposed_s,
+            "optimizer": self.learning.optimizer_s,
+            "publish": self.publish_s,
+            "host": self.host_s,
+        }
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.parts.values())
+
+
+def decode_step_s(
+    model: ModelShape, gpu: Gpu, shares: Shares, tensor_parallel: int, running: float, context: float
+) -> float:
+    """One decode step of a replica with so many sequences, whose contexts have so many tokens together."""
+    bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth * tensor_parallel
+    flops = gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel
+    linear_s = max(model.weights_gb * GB / bandwidth, running * 2 * model.matmul_parameters / flops)
+    return linear_s + context * model.kv_bytes_per_token / bandwidth + shares.launch_s
+
+
+def generation(
+    model: ModelShape,
+    gpu: Gpu,
+    shares: Shares,
+    sample: Sequence[TraceRollout],
+    *,
+    rollouts: float,
+    kv_tokens: int,
+    max_running: int,
+    tensor_parallel: int,
+    siblings: int,
+) -> Generation:
+    """One replica that works off so many rollouts of the sample's lengths, the next one whenever a seat is free.
+
+    As many run at once as the KV cache holds at their mean context. Preemptions and the balancer's delays are left out.
+    """
+    order = sorted(sample, key=lambda rollout: rollout.generated_tokens)
+    chosen = np.linspace(0, len(order) - 1, max(1, round(rollouts))).round().astype(int)
+    np.random.default_rng(0).shuffle(chosen)
+    prompts = np.array([order[at].prompt_tokens for at in chosen], float)
+    generated = np.array([order[at].generated_tokens for at in chosen], float)
+    growth = np.array([order[at].response_tokens for at in chosen]) / generated
+    held = float((generated * (prompts + growth * generated / 2)).sum() / generated.sum())  # by a running rollout
+    seats = max(1, min(max_running, int(kv_tokens / held), len(chosen)))
+
+    stride = max(1.0, generated.sum() / seats / LOOKS)
+    left, context, grows = generated[:seats].copy(), prompts[:seats].copy(), growth[:seats].copy()
+    following, passed_s, half_empty_s, sequence_s = seats, 0.0, math.nan, 0.0
+    while len(left):
+        steps = min(stride, max(1.0, float(left.min())))
+        span_s = steps * decode_step_s(
+            model, gpu, shares, tensor_parallel, len(left), float((context + grows * steps / 2).sum())
+        )
+        passed_s, sequence_s = passed_s + span_s, sequence_s + span_s * len(left)
+        left, context = left - steps, context + grows * steps
+        running = left > 0
+        left, context, grows = left[running], context[running], grows[running]
+        if free := min(seats - len(left), len(chosen) - following):
+            coming = slice(following, following + free)
+            left, context, grows = (
+                np.concatenate(pair)
+                for pair in ((left, generated[coming]), (context, prompts[coming]), (grows, growth[coming]))
+            )
+            following += free
+        if math.isnan(half_empty_s) and following == len(chosen) and len(left) <= seats / 2:
+            half_empty_s = passed_s
+    tool_tokens = growth * generated - generated
+    prefill_flops = 2 * model.matmul_parameters * float((prompts / siblings + tool_tokens).sum())
+    prefill_s = prefill_flops / (gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel)
+    tools_s = max(sum(turn.tool_seconds for turn in rollout.turns) for rollout in order[-len(order) // 10 :])
+    return Generation(
+        decode_s=float(half_empty_s + prefill_s),
+        tail_s=float(passed_s - half_empty_s + tools_s),
+        mean_running=float(sequence_s / passed_s),
+    )
+
+
+def trained_token_s(
+    model: ModelShape, gpu: Gpu, shares: Shares, lengths: Sequence[int], *, fused: bool, passes: int
+) -> float:
+    """Computation for a token of rows of these lengths: matrix products, attention, and element-wise kernels."""
+    flops = gpu.matmul_tflops * 1e12 * shares.matmul
+    matmul_s = 2 * passes * model.matmul_parameters / flops
+    mean_keys = sum(length**2 for length in lengths) / sum(lengths) / 2  # that a token attends to
+    attention_flops = 4 * mean_keys * model.heads * model.head_dim * model.layers * (passes + 0.5)
+    elements_s = passes * model.elementwise_bytes(fused=fused) / (gpu.bandwidth_tb_s * 1e12 * shares.stream_bandwidth)
+    return matmul_s + attention_flops / (flops * shares.attention) + elements_s
+
+
+def learning(
+    model: ModelShape,
+    gpu: Gpu,
+    shares: Shares,
+    learner: LearnerConfig,
+    sample: Sequence[TraceRollout],
+    *,
+    ranks: int,
+    rows: float,
+    trained_parameters: float,
+    passes: int,
+) -> Learning:
+    """One update on so many rows of the sample's lengths; `passes` in forward passes (4 with recomputation)."""
+    lengths = [rollout.prompt_tokens + rollout.response_tokens for rollout in sample]
+    tokens = rows * sum(lengths) / len(lengths) / ranks  # of a rank
+    compute_s = tokens * trained_token_s(model, gpu, shares, lengths, fused=learner.liger, passes=passes)
+    micro_batches = max(1, math.ceil(tokens / learner.micro_batch_tokens))
+    traffic_s = _traffic_s(model, gpu, shares, learner, ranks, micro_batches, trained_parameters)
+    exposed_s = max((1 - shares.hidden) * traffic_s, traffic_s - compute_s)
+    optimizer_s = _optimizer_s(gpu, learner, ranks, micro_batches, trained_parameters)
+    spent_s = compute_s + exposed_s + optimizer_s
+    mfu = 6 * model.parameters * tokens / (gpu.tflops * 1e12 * spent_s)
+    return Learning(compute_s=compute_s, exposed_s=exposed_s, optimizer_s=optimizer_s, mfu=mfu)
+
+
+def _traffic_s(
+    model: ModelShape, gpu: Gpu, shares: Shares, learner: LearnerConfig, ranks: int, micro_batches: int, trained: float
+) -> float:
+    """Of ZeRO between ranks: weights gathered, gradients reduced."""
+    if ranks == 1:
+        return 0.0
+    apart_gb_s, near_gb_s = gpu.between_gb_s(ranks) * shares.links, gpu.links_gb_s * shares.links
+    weights_gb, gradients_gb = model.weights_gb, trained * BYTES[learner.reduce_dtype] / GB
+    if learner.zero == 3:
+        gathers = 3 * micro_batches if learner.activation_checkpointing else 2 * micro_batches
+        across = 1 if learner.copy_ranks > 1 else gathers  # hpZ: the first of a step fills the copy
+        gathered_s = weights_gb * (across / apart_gb_s + (gathers - across) / near_gb_s)
+    else:
+        gathered_s = weights_gb / apart_gb_s if learner.zero else 0.0  # once, after the optimizer's step
+    reductions = micro_batches if learner.zero >= 2 else 1
+    sides = 2 if learner.zero == 0 else 1  # an all-reduce, where a reduce-scatter is not enough
+    return (ranks - 1) / ranks * (gathered_s + sides * reductions * gradients_gb / apart_gb_s)
+
+
+def _optimizer_s(gpu: Gpu, learner: LearnerConfig, ranks: int, micro_batches: int, trained: float) -> float:
+    """AdamW's step; offloaded, a gradient goes to the host and, but for the first micro batch, comes back to be added
+    to (DeepSpeed 0.19, stage3.py, `partition_grads`)."""
+    held_gb = trained / (ranks if learner.zero else 1) / GB
+    if not learner.offload:
+        return held_gb * ADAM_BYTES / (gpu.bandwidth_tb_s * 1e3 * 0.75)
+    link_gb_s = gpu.host_gb_s * HOST_LINK_SHARE
+    moved_s = held_gb * (4 * (2 * micro_batches - 1) + 4 + WEIGHT) / link_gb_s
+    return moved_s + held_gb * ADAM_BYTES * min(ranks, GPUS_PER_NODE) / HOST_MEMORY_GB_S
+
+
+def device_load_gb_s(gpu: Gpu, shares: Shares) -> float:
+    """At which an engine takes weights that lie on its GPU."""
+    return gpu.bandwidth_tb_s * 1e3 * shares.stream_bandwidth / DEVICE_COPIES
+
+
+def publish_seconds(
+    gpu: Gpu, shares: Shares, way: WeightWay, *, published_gb: float, bucket_gb: float, ranks: int
+) -> dict[str, float]:
+    """Of one version, by part; all nodes move and all engines load at one time. All ranks send a bucket together."""
+    rounds_s = math.ceil(published_gb / bucket_gb) * shares.bucket_s
+    collective_s = published_gb / (gpu.between_gb_s(ranks) * shares.links) if ranks > 1 else 0.0
+    load_s = published_gb / device_load_gb_s(gpu, shares)
+    if way == "object_store":
+        speeds = {"gather": HOST_GATHER_GB_S, "move": STORE_GB_S, "load": gpu.host_gb_s * HOST_LINK_SHARE}
+        return {part: published_gb / gb_s for part, gb_s in speeds.items()}
+    return {"gather": collective_s + rounds_s, "move": collective_s if way == "nccl" else 0.0, "load": load_s}
