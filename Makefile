@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNREAL := not slow and not gpu and not real
 
-.PHONY: help setup train experiment test test-fast test-journeys gpu-smoke chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast test-journeys test-wheel gpu-smoke chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## What can be made
@@ -65,6 +65,9 @@ test: $(READY)  ## The tests that run on a CPU, but for the two journeys
 
 test-journeys: $(READY)  ## Whole ways of a person, two minutes each: the recipe, killed and gone on with; a base model that becomes a served agent
 	$(BIN)/python -m pytest -q -m "journey and not slow" $(ARGS)
+
+test-wheel: $(READY)  ## Build the wheel, install it in a fresh environment outside the checkout, and train to a first RL step
+	$(BIN)/python -m pytest -q tests/test_wheel.py $(ARGS)
 
 test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a sandbox nor a browser, but those that take a second each
 	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged and not long" --numprocesses 2 $(ARGS)

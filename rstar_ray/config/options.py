@@ -120,7 +120,7 @@ def options_of(
 ) -> Options:
     """The options of a command line; `argv` None is the process's own. Raises `ConfigError`."""
     import tyro
-    from tyro import _errors as errors  # private: written for tyro 1.0.17, which the project pins
+    from tyro import _errors as errors  # private: written for tyro 1.0, to which pyproject.toml keeps
 
     args = with_config_file(sys.argv[1:] if argv is None else argv)
     if description is not None:

@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @cache
 def code_version() -> str:
-    """The package's version, with the commit where the code is a git checkout: `0.1.0 (03da9a9)`."""
+    """The package's version, with the commit where the code is a git checkout: `0.2.0 (03da9a9)`."""
     try:
         release = version("rstar-ray")
     except PackageNotFoundError:
