@@ -131,8 +131,8 @@ docs: $(DOCS)  ## The docs as a site in build/docs, every link checked; mkdocs g
 
 $(DOCS): pyproject.toml
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet --disable-pip-version-check "$$($(PYTHON) -c "import tomllib; \
-	  print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['docs'])")"
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['docs'])")
 	@touch $@
 
 clean:  ## Remove the environment and caches; runs stay

@@ -12,21 +12,43 @@ BESIDE = {
     "CHANGELOG.md": "CHANGELOG.md",
 }
 """By name in the repository, their place in the site."""
-_LINK = re.compile(r"(\]\()(?!https?://|#)([^)#\s]+)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)([^)#\s]+)([^)]*)\)")
+"""Text, target and anchor."""
 
 
 def on_files(files: Any, *, config: Any) -> Any:
     """Add them."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
     for name, place in BESIDE.items():
         files.append(File.generated(config, place, content=(REPOSITORY / name).read_text("utf-8")))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links as they are in the repository become links of the site."""
-    return _LINK.sub(lambda found: found[1] + in_site(found[2]), markdown)
+def on_page_markdown(markdown: str, *, page: Any = None, **_: Any) -> str:
+    """Links as they are in the repository become links of the site; of a file that is no page the text remains."""
+    up = "../" * (page.file.src_uri.count("/") if page else 0)
+
+    def linked(found: re.Match[str]) -> str:
+        text, link, anchor = found.groups()
+        plain = link.removeprefix(up)
+        return f"[{text}]({up}{in_site(plain)}{anchor})" if is_page(plain) else text
+
+    return _LINK.sub(linked, markdown)
+
+
+def _plain(link: str) -> str:
+    return link.removeprefix("../").removeprefix("docs/")
+
+
+def is_page(link: str) -> bool:
+    """False for a file of the repository that the site does not have, such as code.
+
+    >>> is_page("docs/own.md"), is_page("../README.md"), is_page("rstar_ray/train_loop.py")
+    (True, True, False)
+    """
+    plain = _plain(link)
+    return plain in BESIDE or (REPOSITORY / "docs" / plain).exists() or not (REPOSITORY / plain).exists()
 
 
 def in_site(link: str) -> str:
@@ -35,5 +57,5 @@ def in_site(link: str) -> str:
     >>> in_site("docs/own.md"), in_site("../README.md"), in_site("images/step.png")
     ('own.md', 'index.md', 'images/step.png')
     """
-    plain = link.removeprefix("../").removeprefix("docs/")
+    plain = _plain(link)
     return BESIDE.get(plain, plain)

@@ -159,7 +159,7 @@ def test_every_page_has_its_place_in_the_site_and_links_lead_there():
 @pytest.mark.parametrize("more", ["", "[gone](nowhere.md)", "[no such part](own.md#nothing)"])
 def test_the_site_is_built_unless_a_link_in_it_leads_nowhere(more: str, tmp_path: Path):
     assert MKDOCS is not None
-    for name in ("docs", "deploy"):
+    for name in ("docs", "deploy", "rstar_ray", "examples"):
         shutil.copytree(REPOSITORY / name, tmp_path / name)
     for name in ("mkdocs.yml", *docs_pages.BESIDE):
         shutil.copy(REPOSITORY / name, tmp_path)

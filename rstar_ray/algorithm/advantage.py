@@ -62,8 +62,8 @@ def mean_advantage(advantage: Advantage) -> float:
 def overlong_penalty(num_tokens: int, *, limit: int, buffer: int) -> float:
     """Soft overlong punishment (DAPO, arXiv:2503.14476 Eq. 13): 0 up to limit - buffer, from there linearly to -1.
 
-    >>> [overlong_penalty(n, limit=100, buffer=20) for n in (80, 90, 100, 120)]
-    [0.0, -0.5, -1.0, -1.0]
+    >>> tuple(overlong_penalty(n, limit=100, buffer=20) for n in (80, 90, 100, 120))
+    (0.0, -0.5, -1.0, -1.0)
     """
     return max(-1.0, min(0.0, (limit - buffer - num_tokens) / buffer)) if buffer else 0.0
 
