@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNREAL := not slow and not gpu and not real
 
-.PHONY: help setup train experiment test test-fast test-journeys test-wheel gpu-smoke chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast test-journeys test-wheel gpu-smoke gpu-first-hour chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## What can be made
@@ -74,6 +74,9 @@ test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a san
 
 gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
 	$(BIN)/python -m pytest -q -m gpu -rs tests/gpu $(ARGS)
+
+gpu-first-hour:  ## The first hour with a GPU, learner first: each step at most 8 minutes, resumable; measured beside planned
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_first_hour $(ARGS)
 
 chaos: $(READY)  ## Faults put into one real run, a line for each; ARGS="--kinds SIGKILL --seeds 3" to choose
 	$(BIN)/python -m tests.chaos $(ARGS)

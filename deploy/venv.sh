@@ -11,4 +11,8 @@ if [ "$target" = rocm ]; then
   echo "docker build -f deploy/docker/rocm.Dockerfile -t rstar-ray:rocm ." >&2
   exit 1
 fi
+if ! version=$("$python" -c 'import sys; v = sys.version_info; print(*v[:2], sep="."); sys.exit(not (3, 11) <= v < (3, 14))'); then
+  echo "PYTHON: Python 3.11 to 3.13 is needed (got ${version:-none}, $python). Hint: make setup PYTHON=python3.12" >&2
+  exit 1
+fi
 exec "$python" -m venv "$folder"

@@ -18,6 +18,7 @@ RUN_BY = {
     "recipes/watch.py": ("recipes/test_watch_recipe.py", "recipes.watch"),
     "recipes/plan.py": ("scheduler/test_plan.py", "recipes.plan"),
     "recipes/rehearse.py": ("recipes/test_rehearse.py", "recipes/rehearse.py"),
+    "make gpu-first-hour": ("benchmarks/test_gpu_first_hour.py", "gpu_first_hour"),
     "make gpu-smoke": ("gpu/test_on_a_gpu.py", "make gpu-smoke"),
     "recipes/prepare.py": ("recipes/test_prepare_recipe.py", "recipes.prepare import main"),
     "recipes/sft.py": ("recipes/test_real_shaped.py", "recipes/sft"),

@@ -1,5 +1,6 @@
 """The cause of an engine that does not start is read from what vLLM's processes wrote."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +55,13 @@ def test_an_engine_of_several_processes_that_cannot_load_its_model_says_why(tmp_
     from rstar_ray.tiny.tiny_model import make_tiny_model
 
     make_tiny_model(tmp_path / "model", seed=0)
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["num_hidden_layers"] += 1  # a layer that the file has no weights of
+    config.pop("layer_types", None)
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         command = [sys.executable, "-c", START, str(tmp_path / "model"), str(tmp_path / "error")]
         subprocess.run(command, stdout=out, stderr=err, timeout=200, check=True)
     error = (tmp_path / "error").read_text()
     assert error.startswith("EngineError: the engine for ")
-    assert "SafetensorError" in error and "root cause" not in error, error
+    assert "not initialized from checkpoint" in error and "root cause" not in error, error

@@ -375,3 +375,15 @@ def test_rocm_without_vllms_image_is_refused(tmp_path: Path):
     )
     assert answer.returncode == 1
     assert "docker build -f deploy/docker/rocm.Dockerfile" in answer.stderr
+
+
+def test_an_older_python_is_refused_in_one_line(tmp_path: Path):
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/bash\n[[ $2 == *vllm* ]] || echo 3.10\nexit 1\n")  # as Ubuntu 22.04's
+    python.chmod(0o755)
+    command = [DEPLOY / "venv.sh", "cuda", python, tmp_path / "env"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, (tmp_path / "env").exists()) == (1, False)
+    assert (
+        answer.stderr.startswith("PYTHON: Python 3.11 to 3.13 is needed (got 3.10") and answer.stderr.count("\n") == 1
+    )

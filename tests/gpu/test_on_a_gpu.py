@@ -37,6 +37,8 @@ SHAPE = {"hidden_size": 512, "intermediate_size": 1_536, "num_hidden_layers": 4,
 SHARE = 0.3  # of the device, for the engine
 DEADLINE_S = 60.0
 LEAK_BYTES = 16 * 2**20
+WORKSPACE_BYTES = 256 * 2**20
+"""Of cuBLAS or hipBLASLt: 32 to 128 MiB for each thread that multiplies matrices, and autograd has one of its own."""
 BFLOAT16_DIFFERENCE = 0.02
 """Of log-probs, in the mean: kernels of engine and learner round at other places."""
 
@@ -92,7 +94,7 @@ async def test_a_rank_learns_in_bfloat16_within_what_the_planner_counts(rank: An
     assert rank.device.type != "cpu"
     state = rank_bytes(rank.facts().num_parameters, dtype="bfloat16", zero=3, ranks=1)
     held = torch.cuda.memory_allocated()
-    assert held == pytest.approx(state.state + state.bucket, rel=0.05)
+    assert 0.95 * (state.state + state.bucket) < held < 1.05 * (state.state + state.bucket) + WORKSPACE_BYTES
     assert rank.memory_bytes()["device"] < 1.5 * held
 
 
@@ -203,3 +205,29 @@ async def test_a_checkpoint_of_a_gpu_goes_on_there(rank: Any, tmp_path: Path):
     assert rank.load_checkpoint(tmp_path) == {"said": 1}
     after = rank.logprobs([draw_rows(4)])
     assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in zip(before, after, strict=True))
+
+
+async def test_an_engine_killed_in_a_publish_is_reported_and_the_rank_goes_on(engine: Engine, rank: Any):
+    """The last test of this file: the engine does not come back."""
+    import torch
+
+    from actors.weights.ipc import CudaExporter, IpcTransfer
+
+    class Killed(Line):
+        """The line to an engine whose process is killed as its second bucket is sent."""
+
+        sent = 0
+
+        def take(self, parcel: Any) -> Any:
+            self.sent += 1
+            if self.sent == 2:
+                for process in engine._vllm.processes:
+                    process.kill()
+            return super().take(parcel)
+
+    weights = ServedWeights(rank.state.served_entries, rank.state.served, 8 * 2**20, everywhere=True)
+    transfer = IpcTransfer(CudaExporter(), DEADLINE_S)
+    sent = await asyncio.to_thread(transfer.send, weights, 50, [Killed(engine, 0)])
+    assert (sent.took, list(sent.failed)) == ({}, ["generation/0"])
+    assert rank.train_rl([micro_batches(weighted(draw_rows(8)))], 1e-4).applied
+    torch.cuda.synchronize()
