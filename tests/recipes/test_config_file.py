@@ -143,7 +143,7 @@ def test_a_plan_takes_the_settings_of_a_run(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(plan, "check_files", no_checks)  # the run lacks problems and a model
     file = written(tmp_path / "run.toml", 'scale = "gpu-8"\n[learner]\nlora_rank = 8\n')
     assert (planned := plan.parsed(["--run-config", file, "--gpus", "16"])).lora_rank == 8
-    assert (planned.gpus, planned.gpu_memory_share) == (16, 0.45)
+    assert (planned.gpus, planned.gpu_memory_share) == (16, plan.of_scale("gpu-8").gpu_memory_share)
 
 
 def test_what_the_start_of_a_run_refuses_plan_and_preflight_refuse(tmp_path: Path):

@@ -254,5 +254,5 @@ def test_files_that_hold_no_problems_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no such file"):
         load_problems(tmp_path / "absent.jsonl", integer_answers=True)
     (tmp_path / "set.xls").write_text("id,problem,answer\n")
-    with pytest.raises(ConfigError, match="no known format"):
+    with pytest.raises(ConfigError, match="not a known format"):
         load_problems(tmp_path / "set.xls", integer_answers=True)
