@@ -37,8 +37,6 @@ ranks = 1
 [sft]
 steps = 2
 batch_size = 4
-
-[tiny]
 num_conversations = 40
 
 [data]
