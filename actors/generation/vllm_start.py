@@ -14,7 +14,7 @@ from actors.generation.vllm_private import ray_stat_logger
 from actors.weights.adapter_folder import AdapterSettings, target_modules
 from actors.weights.transfer import BACKEND
 from rstar_ray.config import EngineConfig, RunConfig
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -35,6 +35,7 @@ them makes ready, would be all page faults."""
 
 def start_vllm(config: RunConfig, model: Path, adapter: AdapterSettings | None, observe: ObserveFn) -> "AsyncLLM":
     """Blocks for seconds: imports vLLM, starts its processes, loads the model."""
+    refuse_sleep_on_rocm(config)
     os.environ.update(engine_environment(config) | owned_by_this())
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -61,6 +62,18 @@ def engine_environment(config: RunConfig) -> dict[str, str]:
     level = "ERROR" if _on_cpu() else "INFO"  # a start on a GPU is worth reading: memory, KV blocks, graphs
     everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", level)
     return everywhere | (_cpu_environment(config.engine) if _on_cpu() else _gpu_environment(config))
+
+
+def refuse_sleep_on_rocm(config: RunConfig) -> None:
+    """vLLM would start there, and meet faults when it wakes (deploy/rocm.env). Raises `ConfigError`."""
+    import torch
+
+    if config.sleeps and torch.version.hip is not None:
+        raise ConfigError(
+            "--engine.sleep",
+            f"vLLM's sleep mode is not reliable on ROCm (got torch for ROCm {torch.version.hip})",
+            "give --engine.no-sleep, and an --engine.gpu-memory-share beside an update (recipes/plan.py)",
+        )
 
 
 def _cpu_environment(engine: EngineConfig) -> dict[str, str]:

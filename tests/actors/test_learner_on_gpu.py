@@ -1,4 +1,4 @@
-"""What a learner's rank does differently on a GPU, with stand-ins for CUDA."""
+"""What a learner's rank and an engine do differently on a GPU, with stand-ins for CUDA and ROCm."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,14 +7,26 @@ import pytest
 import torch
 from torch import nn
 
+from actors.generation.vllm_start import refuse_sleep_on_rocm
 from actors.learner import deepspeed_start
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.optimizer_step import OptimizerSteps
 from rstar_ray.config import with_values
+from rstar_ray.errors import ConfigError
 from tests import derived
 from tests.actors.policies import draw_rows, weighted
 
 GPU = torch.device("cuda", 0)
+
+
+def test_engines_that_sleep_are_refused_on_rocm(monkeypatch: pytest.MonkeyPatch):
+    share = {"engine.gpus_per_replica": 0.5, "learner.gpus_per_rank": 0.5}
+    sleeping = with_values(derived.learner(), {**share, "engine.sleep": True})
+    refuse_sleep_on_rocm(sleeping)
+    monkeypatch.setattr(torch.version, "hip", "7.2.1")
+    with pytest.raises(ConfigError, match=r"^--engine\.sleep: .*ROCm 7\.2\.1.*Hint: give --engine\.no-sleep"):
+        refuse_sleep_on_rocm(sleeping)
+    refuse_sleep_on_rocm(with_values(sleeping, {"engine.sleep": False}))
 
 
 @pytest.mark.parametrize(("device", "backend", "named"), [(GPU, "nccl", GPU), (torch.device("cpu"), "gloo", None)])
