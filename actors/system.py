@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import ray
 
+from actors.agents.agent_host import AgentHostActor, start_agent_hosts
 from actors.balancer_service import BalancerService, start_balancer
 from actors.cluster.bundles import executor_nodes, nodes_in_order, on_node, seated
 from actors.cluster.gpu_lock import ANYTIME, GpuTurns
@@ -93,6 +94,7 @@ class TrainingActors:
         self.specs = tuple(tools)
         self._plugin_digest = plugin_digest(config, self.specs)
         self._hosts: dict[str, Service[ToolHostActor]] = {}
+        self._agents: Mapping[str, Service[AgentHostActor]] = {}
         self._balancer: Service[BalancerService] | None = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
@@ -118,6 +120,7 @@ class TrainingActors:
         self._hosts = start_hosts(
             self._config.tools, self.specs, self._config.own_folder, runtime_env={"env_vars": NO_GPU}
         )
+        self._agents = start_agent_hosts(self._config, self._model, self.specs, runtime_env={"env_vars": NO_GPU})
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head there is no cluster
         balancer = self._balancer = start_balancer(
             self._config.balancer, run=self.meter.run, runtime_env={"env_vars": NO_GPU}, **head
@@ -140,7 +143,7 @@ class TrainingActors:
             turn=self._turns.engine if self._turns else ANYTIME,
         )
         started = self._start_learner() if learner else _nothing()
-        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts), started)
+        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up({**self._hosts, **self._agents}), started)
         log.info(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
         for service in self._services():
             service.serves()
@@ -162,7 +165,12 @@ class TrainingActors:
 
     def _services(self) -> list[Service[Any]]:
         """The actors that are started, apart from the replicas and the learner's ranks."""
-        return [*([self._balancer] if self._balancer else []), *self._executors.values(), *self._hosts.values()]
+        return [
+            *([self._balancer] if self._balancer else []),
+            *self._executors.values(),
+            *self._hosts.values(),
+            *self._agents.values(),
+        ]
 
     def _silent_s(self, name: str) -> float:
         silent_s = self._config.detector.silent_s
@@ -361,6 +369,7 @@ class TrainingActors:
                 executors=tuple(self._executors),
                 tools=self.specs,
                 hosts=self._host_names(),
+                agents=tuple(self._agents),
                 run=self.meter.run,
                 journal=self._journal,
             )

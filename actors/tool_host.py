@@ -118,10 +118,10 @@ def start_hosts(
     }
 
 
-async def hosts_up(hosts: Mapping[str, Service[ToolHostActor]]) -> None:
-    """Wait until each has loaded what it runs. Raises `RStarError` with what kept one from it."""
+async def hosts_up(hosts: Mapping[str, Service[Any]]) -> None:
+    """Wait until each (also of agents) has loaded what it runs. Raises `RStarError` with what kept one from it."""
 
-    async def up(name: str, host: Service[ToolHostActor]) -> None:
+    async def up(name: str, host: Service[Any]) -> None:
         try:
             await host.first_answer(probe_of, deadline_s=START_S, reason="its tool")
         except RayActorError as ended:

@@ -54,6 +54,7 @@ class TrainingRow:
     advantage: Advantage
     num_tokens: int  # prompt and response
     num_sampled_tokens: int  # those trained on
+    line: int = 0  # of a rollout with several lines of tokens: which of them this row is
 
 
 class Rollouts(Protocol):

@@ -23,7 +23,7 @@ def has_signal(kept: Group, config: RunConfig) -> bool:
 
 
 def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRow]:
-    """Each kept trajectory with its advantage in the kept group (Eq. 7), without groups that have no signal."""
+    """Each kept trajectory, by its lines, with its advantage in the kept group (Eq. 7), without groups of no signal."""
     rows: list[TrainingRow] = []
     for group in groups:
         if config.algorithm.reject_equal_reward and not has_signal(group, config):
@@ -33,15 +33,18 @@ def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRo
         found = advantages(rewards, config.algorithm, config.own_folder, summaries)
         for rollout, advantage in zip(group, found, strict=True):
             summary = rollout.summary
-            rows.append(
+            whole = (summary.num_prompt_tokens + summary.num_response_tokens, summary.num_sampled_tokens)
+            rows += (
                 TrainingRow(
                     rollout_id=summary.rollout_id,
                     group_id=summary.group_id,
                     ref=rollout.ref,
                     advantage=advantage,
-                    num_tokens=summary.num_prompt_tokens + summary.num_response_tokens,
-                    num_sampled_tokens=summary.num_sampled_tokens,
+                    num_tokens=num_tokens,
+                    num_sampled_tokens=num_sampled,
+                    line=line,
                 )
+                for line, (num_tokens, num_sampled) in enumerate(summary.lines or (whole,))
             )
     return rows
 

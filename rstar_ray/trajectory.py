@@ -107,6 +107,8 @@ class StopReason(StrEnum):
     TRUNCATED = "truncated"  # the length budget or the context ran out
     MAX_TURNS = "max_turns"  # the last allowed turn still called a tool, or the environment had replied its last
     REFUSED = "refused"  # the prompt alone exceeds the context
+    AGENT_FAILED = "agent_failed"  # the user's agent around the policy raised, or its process failed
+    AGENT_TIMEOUT = "agent_timeout"  # it neither asked for a completion nor ended within its deadline
 
     @property
     def truncated(self) -> bool:
@@ -144,6 +146,7 @@ class Turn:
     tool_results: tuple[ToolResult, ...] = ()
     generate_s: float = 0.0
     tool_s: float = 0.0
+    continues: int | None = None  # of an agent's: the turn whose tokens it continues, or `NEW`; None: the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +228,7 @@ class TrajectorySummary:
     turn_s: tuple[tuple[float, float], ...] = ()  # of every turn: generating, in tools
     placements: tuple[Placement, ...] = ()
     unjudged: str = ""  # why judging failed on every try: the reward, 0, then says nothing of the answer
+    lines: tuple[tuple[int, int], ...] = ()  # of an agent with several lines: the tokens and trained tokens of each
     loose: float | None = None  # what the answer is worth taken loosely; None where its problem names no such rule
 
     @property

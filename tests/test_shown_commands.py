@@ -26,6 +26,7 @@ RUN_BY = {
     "recipes/chat.py": ("recipes/test_real_shaped.py", "recipes/chat"),
     "recipes/serve.py": ("recipes/test_real_shaped.py", "recipes/serve"),
     "-m examples.real_shaped": ("recipes/test_real_shaped.py", "write_all("),
+    "--agent.run examples.train_agent": ("actors/test_agents_real.py", "examples.train_agent:solve"),
     "-m examples.tool_agent": ("actors/test_policy_answers.py", "tool_agent.solve("),
     "curl ": ("recipes/test_real_shaped.py", "/chat/completions"),
     "-m rstar_ray.report": ("rstar_ray/test_damaged_run.py", "report.__main__ import main"),

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actors.agents.agent_client import Agents
+from actors.agents.agent_host import AgentHostActor
 from actors.balancer_service import BalancerService
 from actors.cluster.devices import see_own_gpu_first
 from actors.cluster.ray_metrics import ray_meter
@@ -61,13 +63,14 @@ class GenerationActor(ServiceActor):
         executors: Sequence[str],
         tools: Sequence[ToolSpec],
         hosts: Mapping[str, Sequence[str]],
+        agents: Sequence[str] = (),
         run: str = "",
         journal: Path | None = None,
     ) -> None:
         """Serves the policy in the folder `model`, or what a learner publishes where it is `trained`.
 
-        Paths in `config` are absolute. `executors` and `hosts` (by tool entry) are names of actors, by which a
-        restarted actor finds them again. `run` is the label of its metrics; `journal` the folder of finished turns.
+        Paths in `config` are absolute. `executors`, `hosts` (by tool entry) and `agents` are names of actors, by which
+        a restarted actor finds them again. `run` is the label of its metrics; `journal` the folder of finished turns.
         """
         see_own_gpu_first()
         super().__init__(name)
@@ -76,6 +79,7 @@ class GenerationActor(ServiceActor):
         tool_hosts = {
             entry: [Remote[ToolHostActor].named(one, caller=name) for one in names] for entry, names in hosts.items()
         }
+        agent_hosts = [Remote[AgentHostActor].named(one, caller=name) for one in agents]
         self._weights_deadline_s = config.learner.step_deadline_s
         traces = config.telemetry.traces
         self._traces = RolloutTraces(
@@ -102,6 +106,7 @@ class GenerationActor(ServiceActor):
             chat=self._chat,
             balancer=Remote[BalancerService].named("balancer", caller=name),
             tools=Tools(tools, sandbox, tool_hosts, caller=name, environment=config.tools.environment),
+            agents=Agents(agent_hosts, caller=name) if agent_hosts else None,
             judge=self._judge,
             metrics=self._metrics,
             journal=JournalWriter(turns, where=str(journal or "")),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
+from actors.agents.agent_client import Agents
 from actors.balancer_service import BalancerService
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.journal_writer import JournalWriter
@@ -23,6 +24,7 @@ from actors.generation.spans import Activity
 from actors.remote import AckedQueue, Batch, Remote
 from actors.tool_client import Tools
 from actors.weights.transfer import LoadedWeights
+from rstar_ray.agent.agent_rollout import run_agent_rollout
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -75,6 +77,7 @@ class GenerationWorker:
         chat: ChatFormat,
         balancer: Remote[BalancerService],
         tools: Tools,
+        agents: Agents | None = None,
         judge: JudgeFn,
         journal: JournalWriter | None = None,
         metrics: ReplicaMetrics | None = None,
@@ -86,6 +89,7 @@ class GenerationWorker:
         self._chat = chat
         self._balancer = balancer
         self._tools = tools
+        self._agents = agents
         self._judge = judge
         self._journal = journal or JournalWriter(None)
         self._die = die
@@ -237,9 +241,13 @@ class GenerationWorker:
         async def ended(reason: StopReason) -> tuple[float | None, ToolMemory]:
             return await self._metrics.timed(Activity.TOOL, rollout_id, tools.ended(reason))
 
-        moves = False
-        try:
-            state = await run_rollout(
+        async def play() -> RolloutState:
+            if self._agents is not None:
+                agent = self._agents.open(state, lambda reply: self._metrics.timed(Activity.TOOL, rollout_id, reply))
+                return await run_agent_rollout(
+                    state, generate=generate, agent=agent, chat=self._chat, go_on=self._turn_finished
+                )
+            return await run_rollout(
                 state,
                 generate=generate,
                 execute=execute,
@@ -248,6 +256,10 @@ class GenerationWorker:
                 ended=ended if plays else None,
                 go_on=self._turn_finished,
             )
+
+        moves = False
+        try:
+            state = await play()
             if state.stop_reason is None:
                 moves = True
                 self._hand_back(state)
@@ -272,6 +284,8 @@ class GenerationWorker:
         finally:
             if not moves:
                 tools.close()
+                if self._agents is not None:
+                    self._agents.close(state)
 
     def _drop(self, state: RolloutState, reason: str) -> None:
         """A failure of ours ends a rollout: its KV cache is freed, and its group hears the reason."""

@@ -33,7 +33,7 @@ from rstar_ray.run_dir.folder import RunDir, refuse_damaged_end
 from rstar_ray.run_dir.sinks import projects, refuse_missing_sink
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import STAGES, previous_checkpoint
-from rstar_ray.tools.loader import check_environment, tool_specs
+from rstar_ray.tools.loader import check_environment, check_function, tool_specs
 from rstar_ray.tools.spec import PYTHON, ToolSpec
 from rstar_ray.trajectory import Problem
 
@@ -173,7 +173,7 @@ def _evaluation_files(start: Start) -> None:
 
 
 def _own_code(start: Start) -> None:
-    """A reward or an environment of the user that cannot be imported or called."""
+    """A reward, an environment or an agent of the user that cannot be imported or called."""
     config = start.asked[0]
     for name in own_rewards(config.reward):
         option = "--reward.name" if name == config.reward.name else "--reward.functions"
@@ -181,6 +181,13 @@ def _own_code(start: Start) -> None:
     for name in own_environments(config.tools):
         option = "--tools.environment" if name == config.tools.environment else "--tools.environments"
         check_environment(name, own_folder(config), option=option)
+    for name, num_arguments in ((config.agent.run, 2), (config.agent.failed, 1)):
+        if name:
+            option = "--agent.run" if name == config.agent.run else "--agent.failed"
+            check_function(name, num_arguments, own_folder(config), option=option)
+    if config.agent.run:
+        which = config.agent.failed or "those marked rstar_failed"
+        log.info(f"agent: {config.agent.run}; failed tool results, for resampling: {which}, and unreadable calls")
 
 
 def _rules(start: Start) -> None:

@@ -149,7 +149,7 @@ def _token_row(share: RlShare, batches: dict[Any, Any]) -> Any:
     from rstar_ray.algorithm.batch import rl_row
 
     row = share.row
-    tokens = rl_row(batches[_key(row.ref.batch)][row.ref.index], row.advantage, share.token_weight)
+    tokens = rl_row(batches[_key(row.ref.batch)][row.ref.index], row.advantage, share.token_weight, row.line)
     if tokens.num_sampled_tokens != row.num_sampled_tokens:
         raise LearnerError(
             f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, not {row.num_sampled_tokens}"

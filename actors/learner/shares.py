@@ -1,5 +1,6 @@
 """Which rows an update takes, and which rank takes which: decided from counts alone, no token in sight."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -74,12 +75,16 @@ def rl_shares(rows: Sequence[TrainingRow], config: RunConfig, *, attention_token
     by_rank: list[RlWork] = [[] for _ in range(config.learner.ranks)]
     constant = config.engine.max_context_tokens  # one for all stages
     for part in dealt(rows, config.optimizer.updates_per_step):
-        sampled = [row.num_sampled_tokens for row in part]
-        groups = [row.group_id for row in part]
-        weights = token_weights(sampled, groups, config.algorithm.normalisation, constant_tokens=constant)
+        sampled: Counter[str] = Counter()  # by rollout: the rows of its lines are one sample together
+        for row in part:
+            sampled[row.rollout_id] += row.num_sampled_tokens
+        groups = {row.rollout_id: row.group_id for row in part}
+        mode = config.algorithm.normalisation
+        found = token_weights([*sampled.values()], [*groups.values()], mode, constant_tokens=constant)
+        weights = dict(zip(sampled, found, strict=True))
         plan = plan_ranks([row.num_tokens for row in part], config.learner, attention_tokens=attention_tokens)
         for work, batches in zip(by_rank, plan, strict=True):
-            work.append([[RlShare(part[i], weights[i]) for i in batch] for batch in batches])
+            work.append([[RlShare(part[i], weights[part[i].rollout_id]) for i in batch] for batch in batches])
     return by_rank
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rstar_ray.config import RunConfig, own_environments, own_rewards, own_rules, with_values
+from rstar_ray.config import RunConfig, own_agent, own_environments, own_rewards, own_rules, with_values
 from rstar_ray.telemetry.traces import is_address
 
 
@@ -44,6 +44,7 @@ def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
         *own_rewards(config.reward),
         *own_rules(config.algorithm),
         *own_environments(config.tools),
+        *own_agent(config.agent),
         *config.tools.use,
     )
     if own := tuple(entry for entry in named if ":" in entry):

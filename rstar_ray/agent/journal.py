@@ -45,7 +45,9 @@ class TurnRecord:
     start: int
     continues: int  # CRC-32 of the request's settings, the prompt's tokens and the response's before `start`
     num_tokens: int  # 0 and no turns: the rollout restarts from its prompt
-    turns: list[dict[str, Any]]  # those that these tokens hold
+    first_turn: int  # number of the first of `turns`
+    turns: list[dict[str, Any]]  # those that these tokens hold, after earlier ones that got a tool result
+    prompt_ids: list[int] | None  # where the rollout's first request replaced the prompt
     final_text: str
     num_answers: int
     stop_reason: str | None
@@ -92,13 +94,17 @@ class TurnJournal:
         if folder is None:
             return
         start = len(before.response_ids)
+        pairs = zip(before.turns, after.turns, strict=False)
+        same = next((number for number, (one, other) in enumerate(pairs) if one != other), len(before.turns))
         record = TurnRecord(
             rollout_id=after.request.rollout_id,
             weights=weights,
             start=start,
             continues=_context_crc(before),
             num_tokens=len(after.response_ids) - start,
-            turns=[asdict(turn) for turn in after.turns[len(before.turns) :]],
+            first_turn=same,
+            turns=[asdict(turn) for turn in after.turns[same:]],
+            prompt_ids=None if after.prompt_ids == before.prompt_ids else after.prompt_ids,
             final_text=after.final_text,
             num_answers=after.num_answers,
             stop_reason=after.stop_reason,
@@ -272,9 +278,11 @@ def _continued(state: RolloutState, record: TurnRecord, columns: bytes) -> Rollo
         values = np.frombuffer(columns, kind, record.num_tokens, offset)
         longer[name] = [*getattr(state, name), *values.tolist()]
         offset += values.nbytes
+    if record.prompt_ids is not None:
+        state = state.with_prompt(record.prompt_ids)
     return replace(
         state,
-        turns=(*state.turns, *map(_turn, record.turns)),
+        turns=(*state.turns[: record.first_turn], *map(_turn, record.turns)),
         final_text=record.final_text,
         num_answers=record.num_answers,
         stop_reason=StopReason(record.stop_reason) if record.stop_reason else None,
@@ -296,6 +304,7 @@ def _turn(saved: dict[str, Any]) -> Turn:
         tool_results=tuple(results),
         generate_s=saved["generate_s"],
         tool_s=saved["tool_s"],
+        continues=saved["continues"],
     )
 
 

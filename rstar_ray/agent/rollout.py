@@ -15,6 +15,7 @@ import numpy as np
 
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.errors import JudgeError
+from rstar_ray.lines import line_sizes
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import Place, count_answers
 from rstar_ray.reward.judge import JudgeFn, Judgement, RolloutJudge
@@ -103,6 +104,14 @@ class RolloutState:
         afresh = RolloutState.start(self.request, self.prompt_ids)
         return replace(afresh, restarts=self.restarts + 1, placements=self.placements)
 
+    def with_prompt(self, prompt_ids: list[int]) -> "RolloutState":
+        """Before its first turn: another prompt, whose additional tokens count against the length budget, since the
+        rollout was admitted for no more.
+        """
+        limits, more = self.request.limits, len(prompt_ids) - len(self.prompt_ids)
+        limits = replace(limits, max_response_tokens=limits.max_response_tokens - more)
+        return replace(self, prompt_ids=prompt_ids, request=replace(self.request, limits=limits))
+
     @property
     def room_tokens(self) -> int:
         """What the length budget and the engine's context still allow."""
@@ -173,7 +182,7 @@ async def play_turn(
     generated_s = time.monotonic()
     reading = chat.read(completion.token_ids, after_tools=turn_number > 0)
     turn = Turn(num_tokens=len(completion.token_ids), generate_s=generated_s - started_s)
-    state = _with_completion(state, completion, reading.spoken)
+    state = with_completion(state, completion, reading.spoken)
     if not completion.ended:
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.TRUNCATED)
     if not reading.calls:
@@ -235,7 +244,7 @@ async def _answer_call(call: ToolCall, execute: ExecuteFn) -> ToolResult:
     return await execute(call)
 
 
-def _with_completion(state: RolloutState, completion: Completion, spoken: str) -> RolloutState:
+def with_completion(state: RolloutState, completion: Completion, spoken: str) -> RolloutState:
     count = len(completion.token_ids)
     return replace(
         state,
@@ -252,10 +261,15 @@ def _with_told(state: RolloutState, answer_ids: list[int]) -> RolloutState:
     """Append what others wrote, masked from the loss; text that would overflow the budget is left out."""
     if len(answer_ids) >= state.room_tokens:
         return replace(state, stop_reason=StopReason.TRUNCATED)
-    count = len(answer_ids)
+    return with_context(state, answer_ids)
+
+
+def with_context(state: RolloutState, token_ids: list[int]) -> RolloutState:
+    """Append what others wrote, masked from the loss."""
+    count = len(token_ids)
     return replace(
         state,
-        response_ids=[*state.response_ids, *answer_ids],
+        response_ids=[*state.response_ids, *token_ids],
         loss_mask=[*state.loss_mask, *[False] * count],
         logprobs=[*state.logprobs, *[0.0] * count],
         policy_versions=[*state.policy_versions, *[-1] * count],
@@ -351,6 +365,7 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             num_response_tokens=len(state.response_ids),
             num_sampled_tokens=sum(turn.num_tokens for turn in turns),
             stop_reason=stop_reason,
+            lines=line_sizes(turns, state.loss_mask, len(state.prompt_ids)),
             outcomes=outcomes,
             version_tokens=tuple(sorted(versions.items())),
             generate_s=sum(turn.generate_s for turn in turns),

@@ -14,9 +14,7 @@ from typing import Any
 
 from rstar_ray.agent.chat_request import ChatRequest, call_ids, canonical
 from rstar_ray.chat.template import TokenizerChat
-
-NEW = -1
-"""In place of a completion's number: a line that begins with its own prompt."""
+from rstar_ray.lines import NEW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,26 +192,3 @@ def _arguments(value: Any) -> Any:
 
 def _reasoning(message: Mapping[str, Any]) -> str:
     return str(message.get("reasoning_content") or "").strip()
-
-
-# ---------------------------------------------------------------- rows
-
-
-def lines_of(parents: Sequence[int]) -> list[list[int]]:
-    """The completions of each line, from its beginning to a completion that none continues; lines in the order of
-    their ends.
-
-    >>> lines_of([-1, 0, 0, -1])
-    [[0, 1], [0, 2], [3]]
-    """
-    continued = set(parents)
-    lines: list[list[int]] = []
-    for number in range(len(parents)):
-        if number in continued:
-            continue
-        line, at = list[int](), number
-        while at != NEW:
-            line.append(at)
-            at = parents[at]
-        lines.append(line[::-1])
-    return lines

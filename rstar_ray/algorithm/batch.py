@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rstar_ray.algorithm.advantage import Advantage
 from rstar_ray.algorithm.update import SftExample
+from rstar_ray.lines import lines_with_loss
 from rstar_ray.trajectory import Trajectory
 
 LANES = 16
@@ -48,17 +49,24 @@ class TokenRow:
         )
 
 
-def rl_row(trajectory: Trajectory, advantage: Advantage, token_weight: float) -> TokenRow:
-    """A trajectory as one row: the prompt, without loss, then the response."""
+def rl_row(trajectory: Trajectory, advantage: Advantage, token_weight: float, line: int = 0) -> TokenRow:
+    """A trajectory as one row: the prompt, without loss, then the response.
+
+    Of a trajectory with several lines one of them. A token that several lines hold has its loss in the first of them.
+    """
     num_prompt = len(trajectory.prompt_ids)
-    return TokenRow(
-        trajectory.summary.rollout_id,
-        np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int32, copy=False),
-        np.concatenate([np.zeros(num_prompt, np.bool_), trajectory.loss_mask]),
-        advantage,
-        np.concatenate([np.zeros(num_prompt, np.float32), trajectory.rollout_logprobs]),
-        token_weight,
-    ).trimmed()
+    token_ids = np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int32, copy=False)
+    loss_mask = np.concatenate([np.zeros(num_prompt, np.bool_), trajectory.loss_mask])
+    logprobs = np.concatenate([np.zeros(num_prompt, np.float32), trajectory.rollout_logprobs])
+    name = trajectory.summary.rollout_id
+    if trajectory.summary.lines:
+        of_token = np.zeros(len(token_ids), np.float32)
+        of_token[loss_mask] = advantage
+        places, loss_mask = lines_with_loss(trajectory.turns, trajectory.loss_mask, num_prompt)[line]
+        name = f"{name} line {line}"
+        advantage = of_token[places][loss_mask] if isinstance(advantage, np.ndarray) else advantage
+        token_ids, logprobs = token_ids[places], np.where(loss_mask, logprobs[places], 0).astype(np.float32)
+    return TokenRow(name, token_ids, loss_mask, advantage, logprobs, token_weight).trimmed()
 
 
 def sft_row(example: SftExample, token_weight: float) -> TokenRow:

@@ -5,12 +5,21 @@ property here. Bounds stand beside their fields (`checks.py`), rules between fie
 `ConfigError` with the option as the command line spells it. `recipes/` says what differs.
 """
 
+from rstar_ray.config.agent import AgentConfig
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
 from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import Condition, conditions, idle
-from rstar_ray.config.own_code import REWARDS, RewardConfig, ToolsConfig, own_environments, own_rewards, own_rules
+from rstar_ray.config.own_code import (
+    REWARDS,
+    RewardConfig,
+    ToolsConfig,
+    own_agent,
+    own_environments,
+    own_rewards,
+    own_rules,
+)
 from rstar_ray.config.rollout import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
 from rstar_ray.config.telemetry import TelemetryConfig
@@ -27,6 +36,7 @@ from rstar_ray.config.tree import (
 
 __all__ = [
     "REWARDS",
+    "AgentConfig",
     "AlgorithmConfig",
     "BalancerConfig",
     "ChatConfig",
@@ -53,6 +63,7 @@ __all__ = [
     "idle",
     "leaves",
     "may_change",
+    "own_agent",
     "own_environments",
     "own_rewards",
     "own_rules",

@@ -30,7 +30,13 @@ def is_entry(name: str) -> bool:
 
 def has_own(config: Any) -> bool:
     """Whether a run brings code of the user."""
-    return bool(own_rewards(config.reward) or own_rules(config.algorithm)) or has_own_tools(config)
+    own = own_rewards(config.reward) or own_rules(config.algorithm) or own_agent(config.agent)
+    return bool(own) or has_own_tools(config)
+
+
+def own_agent(agent: Any) -> tuple[str, ...]:
+    """The user's agent, and its function that knows failed calls."""
+    return tuple(name for name in (agent.run, agent.failed) if name)
 
 
 def own_rules(algorithm: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rstar_ray.config.agent import AgentConfig
 from rstar_ray.config.algorithm import AlgorithmConfig, Correction, OptimizerConfig, SftConfig
 from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.checks import at_least, at_most, check_bounds, require
@@ -11,7 +12,7 @@ from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.gpus import WeightWay, check_gpus, shares_gpus, weight_way
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import OF_RL, OF_SFT, OF_TRAINING, only_with, where
-from rstar_ray.config.own_code import RewardConfig, ToolsConfig, has_own
+from rstar_ray.config.own_code import RewardConfig, ToolsConfig, has_own, has_own_tools
 from rstar_ray.config.rollout import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
@@ -99,6 +100,7 @@ class RunConfig:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     data: SameAnswers[DataConfig] = field(default_factory=DataConfig)
     sft: Annotated[SameAnswers[SftConfig], OF_SFT] = field(default_factory=SftConfig)
     tiny: Annotated[SameAnswers[TinyConfig], OF_SFT, only_with("sft.data", "")] = field(default_factory=TinyConfig)
@@ -135,6 +137,12 @@ class RunConfig:
             "--engine.sleep",
             f"engines decode during updates with --staleness {self.staleness}",
             "give --engine.no-sleep and a smaller --engine.gpu-memory-share, or --staleness 0",
+        )
+        require(
+            not (self.agent.run and has_own_tools(self)),
+            "--agent.run",
+            "an agent brings its tools, and no environment answers it (got --tools.use or --tools.environment too)",
+            "leave out one of them",
         )
         context = self.engine.max_context_tokens
         for option, budget in (

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rstar_ray.chat.protocol import with_protocol
-from rstar_ray.config import RunConfig, leaves, may_change, own_environments, own_rewards, same_answers
+from rstar_ray.config import RunConfig, leaves, may_change, own_agent, own_environments, own_rewards, same_answers
 from rstar_ray.evaluation.own_code_digest import own_code
 from rstar_ray.tools.spec import ToolSpec
 
@@ -33,7 +33,7 @@ def plugin_digest(config: RunConfig, tools: Sequence[ToolSpec]) -> dict[str, obj
     Taken when a command starts, because they are read then. The keys are part of the digests of earlier runs.
     """
     chat = with_protocol(config.chat)
-    named = (*own_rewards(config.reward), *own_environments(config.tools), *config.tools.use)
+    named = (*own_rewards(config.reward), *own_environments(config.tools), *own_agent(config.agent), *config.tools.use)
     entries = [entry for entry in named if ":" in entry]
     return {
         "own code": own_code(entries, Path(config.own_folder).absolute(), sys.path),

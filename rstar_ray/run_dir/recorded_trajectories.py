@@ -1,5 +1,6 @@
 """Recorded trajectories as the records they came from: tokens, log-probs, versions, and what resampling reads."""
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rstar_ray.errors import ConfigError
+from rstar_ray.lines import line_sizes
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary, Turn
 
@@ -33,15 +35,17 @@ def recorded_trajectory(row: dict[str, Any]) -> Trajectory:
     sampled = np.array(mask, np.bool_)
     logprobs[sampled] = [logprob for turn in turns for logprob in turn["logprobs"]]
     versions[sampled] = [version for turn in turns for version, run in turn["version_runs"] for _ in range(run)]
+    kept = tuple(Turn(num_tokens=turn["num_tokens"], continues=turn.get("continues")) for turn in turns)
+    lines = line_sizes(kept, sampled, len(row["prompt_ids"]))
     return Trajectory(
-        summary=_summary(row),
+        summary=replace(_summary(row), lines=lines),
         problem=Problem(id=row["problem_id"], problem=row["problem"], answer=row["answer"]),
         prompt_ids=np.array(row["prompt_ids"], np.int32),
         response_ids=np.array(list(chain.from_iterable(response)), np.int32),
         loss_mask=sampled,
         rollout_logprobs=logprobs,
         policy_versions=versions,
-        turns=tuple(Turn(num_tokens=turn["num_tokens"]) for turn in turns),
+        turns=kept,
     )
 
 

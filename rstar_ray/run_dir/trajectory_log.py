@@ -78,6 +78,7 @@ def _turns(trajectory: Trajectory, decode: Decode, seen: SeenTokens | None) -> I
             "tool_ids": tool_ids,
             "outcomes": [str(result.outcome) for result in turn.tool_results],
             "num_tokens": turn.num_tokens,
+            "continues": turn.continues,
             "policy_versions": list(dict.fromkeys(sampled_by)),
             "version_runs": [[version, len(list(run))] for version, run in groupby(sampled_by)],
             "generate_s": round(turn.generate_s, 4),

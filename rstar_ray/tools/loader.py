@@ -42,6 +42,11 @@ def check_environment(entry: str, folder: str, *, option: str = "--tools.environ
     _described(option, [f"environment {entry}"], folder)
 
 
+def check_function(entry: str, num_arguments: int, folder: str, *, option: str) -> None:
+    """Raises `ConfigError` for what cannot be imported or does not take so many arguments."""
+    _described(option, [f"function/{num_arguments} {entry}"], folder)
+
+
 def load_tools(entry: str) -> list[Tool]:
     """The tool, or the tools, that `module:object` names. Raises whatever the module does, or `ConfigError`."""
     found = load_object(entry)
@@ -71,6 +76,17 @@ def _refuse_ended(entry: str, ended: Any) -> None:
     if not fits:
         raise ConfigError(entry, "its method 'ended' is not async or does not take one argument",
                           "write `async def ended(self, reason) -> float | None`")  # fmt: skip
+
+
+def _refuse_function(entry: str, num_arguments: int) -> None:
+    """Raise `ConfigError` for what could not be called with so many arguments."""
+    found = load_object(entry)
+    try:
+        fits = callable(found) and bool(inspect.signature(found).bind(*range(num_arguments)))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ConfigError(entry, f"must be a function of {num_arguments} arguments", "see docs/agents.md")
 
 
 def load_object(entry: str) -> Any:
@@ -108,6 +124,9 @@ def main(entries: Sequence[str]) -> None:
         try:
             if entry.startswith("environment "):
                 load_environment(entry.removeprefix("environment "))
+            elif entry.startswith("function/"):
+                num_arguments, _, name = entry.removeprefix("function/").partition(" ")
+                _refuse_function(name, int(num_arguments))
             else:
                 specs[entry] = [asdict(spec_of(tool, entry)) for tool in load_tools(entry)]
         except ConfigError as refused:
@@ -115,7 +134,11 @@ def main(entries: Sequence[str]) -> None:
             break
         except Exception as raised:
             said = str(raised).strip().splitlines()
-            answer["refused"] = [entry, f"{type(raised).__name__}: {said[-1][:200] if said else ''}", ""]
+            answer["refused"] = [
+                entry.rpartition(" ")[2],
+                f"{type(raised).__name__}: {said[-1][:200] if said else ''}",
+                "",
+            ]
             break
     sys.stdout.write("\n\0" + json.dumps(answer))
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, message_of, read_request
-from rstar_ray.agent.token_lines import NEW, Place, TokenLines, lines_of
+from rstar_ray.agent.token_lines import Place, TokenLines
 from rstar_ray.chat.answer import AnswerReader
 from rstar_ray.chat.resolve import resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
+from rstar_ray.lines import NEW, lines_of
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}}

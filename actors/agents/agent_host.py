@@ -1,0 +1,234 @@
+"""The actor that runs agents of the user, and the endpoint that they reach the policy by."""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.agents.endpoint import AgentEndpoint
+from actors.generation.vllm_calls import VllmCalls
+from actors.health.heartbeat import Heartbeat, heartbeat
+from actors.service import Service, ServiceActor
+from actors.talk.http_listener import listening
+from rstar_ray.agent.agent_rollout import AgentEnd
+from rstar_ray.agent.endpoint import Endpoint
+from rstar_ray.agent.session import AgentCall, AgentReply, AgentSession, Other
+from rstar_ray.chat.load_chat import load_chat
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.config import RunConfig
+from rstar_ray.errors import ToolError
+from rstar_ray.reward.value import finite
+from rstar_ray.seeds import derive_seed
+from rstar_ray.tools.loader import load_object
+from rstar_ray.trajectory import Problem
+
+log = logging.getLogger(__name__)
+
+MAX_ENDED = 10_000
+"""Rollouts that have ended whose keys are still known, so that late requests get a clear answer."""
+LOOK_EVERY_S = 0.5
+MAX_RESTARTS = 1_000
+CONCURRENCY = 10_000
+"""Each rollout keeps one call open."""
+
+Solve = Callable[[Problem, Endpoint], Any]
+
+
+class AgentHost:
+    """Runs one agent for each rollout and answers what it asks. One event loop; each agent has a thread of its own, so
+    that one that blocks holds up no other.
+    """
+
+    def __init__(
+        self,
+        solve: Solve,
+        chat: TokenizerChat,
+        *,
+        context_tokens: int,
+        deadline_s: float,
+        failed: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._solve = solve
+        self._chat = chat
+        self._context_tokens = context_tokens
+        self._deadline_s = deadline_s
+        self._failed = failed
+        self._running: dict[str, RunningAgent] = {}  # by rollout
+        self._by_key: OrderedDict[str, AgentSession] = OrderedDict()
+        self._open = AsyncExitStack()
+        self._address = ""
+        self._starting = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def next_request(self, call: AgentCall) -> AgentReply:
+        """See `AgentSession.next`; starts the agent where there is none that stands where the rollout does."""
+        await self._listen()
+        running = self._running.get(call.rollout_id)
+        if running is not None and not call.opens and call.holder != running.holder:
+            return Other.LOST
+        if running is None or not running.session.fits(call):
+            if call.num_turns and call.record is None:
+                return Other.SEND_RECORD
+            if running is not None:
+                running.stop()
+            running = self._begin(call)
+        running.holder = call.holder
+        return await running.session.next(call)
+
+    async def end(self, rollout_id: str, holder: str) -> None:
+        """Stop a rollout's agent, unless another worker plays the rollout by now."""
+        running = self._running.get(rollout_id)
+        if running is not None and running.holder == holder:
+            del self._running[rollout_id]
+            running.stop()
+
+    async def close(self) -> None:
+        for running in self._running.values():
+            running.stop()
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._open.aclose()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    async def _listen(self) -> None:
+        async with self._starting:
+            if not self._address:
+                app = AgentEndpoint(self._by_key.get).app()
+                self._address = await self._open.enter_async_context(listening(app, "127.0.0.1", 0, cancels=True))
+                self._watch = asyncio.create_task(self._time_out())
+
+    def _begin(self, call: AgentCall) -> "RunningAgent":
+        session = AgentSession(self._chat, call, self._context_tokens, self._failed)
+        self._by_key[session.key] = session
+        while len(self._by_key) > MAX_ENDED + len(self._running):
+            oldest = next((key for key, one in self._by_key.items() if one.over), None)
+            if oldest is None:
+                break
+            del self._by_key[oldest]
+        endpoint = Endpoint(
+            base_url=f"{self._address}/v1",
+            api_key=session.key,
+            rollout_id=call.rollout_id,
+            seed=derive_seed(call.seed, "agent"),
+        )
+        running = self._running[call.rollout_id] = RunningAgent(session, call.holder)
+        running.start(self._solve, call.problem, endpoint)
+        return running
+
+    async def _time_out(self) -> None:
+        while True:
+            await asyncio.sleep(min(LOOK_EVERY_S, self._deadline_s / 4))
+            for running in list(self._running.values()):
+                if running.session.thinks_for_s() > self._deadline_s:
+                    text = f"it neither asked nor ended for {self._deadline_s:g} s (--agent.deadline-s)"
+                    running.session.end(AgentEnd(failure=text, timed_out=True))
+                    running.stop()
+
+
+class RunningAgent:
+    """One call of the user's function, in a thread of its own with an event loop of its own."""
+
+    def __init__(self, session: AgentSession, holder: str) -> None:
+        self.session = session
+        self.holder = holder
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, solve: Solve, problem: Problem, endpoint: Endpoint) -> None:
+        host = asyncio.get_running_loop()
+
+        def run() -> None:
+            end = asyncio.run(self._run(solve, problem, endpoint))
+            with suppress(RuntimeError):  # the host is closed
+                host.call_soon_threadsafe(self.session.end, end)
+
+        threading.Thread(target=run, name=f"agent {endpoint.rollout_id}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Cancel it. One that blocks ends when it does; its requests are refused meanwhile."""
+        self.session.end(AgentEnd(failure="it was stopped"))
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def _run(self, solve: Solve, problem: Problem, endpoint: Endpoint) -> AgentEnd:
+        async def solved() -> Any:
+            given = solve(problem, endpoint)
+            return await given if asyncio.iscoroutine(given) else given
+
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.ensure_future(solved())
+        try:
+            reward = await self._task
+        except ToolError as ours:
+            return AgentEnd(fault=str(ours) or "it says that what it needs failed")
+        except asyncio.CancelledError:
+            return AgentEnd(failure="it was cancelled")
+        except BaseException as raised:  # `SystemExit` too
+            return AgentEnd(failure=f"{type(raised).__name__}: {raised}"[:500])
+        if reward is None:
+            return AgentEnd()
+        number = finite(reward)
+        if number is None:
+            return AgentEnd(fault=f"--agent.run: it returned {reward!r:.80}, not a finite number or None")
+        return AgentEnd(reward=number)
+
+
+class AgentHostActor(ServiceActor):
+    """The actor of an `AgentHost`; every rule lives there."""
+
+    def __init__(self, name: str, config: RunConfig, model: Path, tools: Any) -> None:
+        super().__init__(name)
+        sys.path.insert(0, config.own_folder)
+        failed = config.agent.failed
+        self._host = AgentHost(
+            load_object(config.agent.run),
+            load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls),
+            context_tokens=config.engine.max_context_tokens,
+            deadline_s=config.agent.deadline_s,
+            failed=load_object(failed) if failed else None,
+        )
+        self._num_answered = 0
+
+    async def next_request(self, call: AgentCall) -> AgentReply:
+        reply = await self._host.next_request(call)
+        self._num_answered += not isinstance(reply, Other)
+        return reply
+
+    async def end(self, rollout_id: str, holder: str) -> None:
+        await self._host.end(rollout_id, holder)
+
+    async def close(self) -> None:
+        await self._host.close()
+
+    def probe(self) -> Heartbeat:
+        """For the watchdog."""
+        return heartbeat(progress=self._num_answered)
+
+
+def agent_host_names(config: RunConfig) -> tuple[str, ...]:
+    """The actor names of the hosts; none without an agent."""
+    return tuple(f"agents/{number}" for number in range(config.agent.hosts if config.agent.run else 0))
+
+
+def start_agent_hosts(
+    config: RunConfig, model: Path, tools: Any, **options: Any
+) -> Mapping[str, Service[AgentHostActor]]:
+    """The hosts by name."""
+    actor: Any = ray.remote(AgentHostActor)
+    shared = {"num_cpus": 0, "max_restarts": MAX_RESTARTS, "max_concurrency": CONCURRENCY} | options
+    return {
+        name: Service(
+            actor.options(name=name, scheduling_strategy="SPREAD", **shared).remote(name, config, model, tools), name
+        )
+        for name in agent_host_names(config)
+    }

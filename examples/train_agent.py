@@ -1,0 +1,77 @@
+"""An agent of your own in training: OpenAI's client, one tool, and the loop in between.
+
+python recipes/stage1.py --run-dir runs/tiny --agent.run examples.train_agent:solve
+
+It does what the built-in loop does with the tool `python`, so the same seed trains the same tokens. Start from it: the
+messages, the tools and the loop are yours; return a reward, or None for the configured one (docs/agents.md).
+"""
+
+import asyncio
+import json
+import threading
+from functools import cache
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from rstar_ray.agent.endpoint import Endpoint
+from rstar_ray.config import SandboxConfig
+from rstar_ray.tools.spec import PYTHON_TOOL
+from rstar_ray.trajectory import Problem
+from sandbox.limits import program_limits
+from sandbox.pool import SandboxPool
+from sandbox.request import ExecutionRequest, ExecutionResult
+from sandbox.tool_text import tool_text
+
+MAX_TURNS = 10
+
+
+async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
+    """One rollout. The configured reward judges the last answer."""
+    messages: list[Any] = [{"role": "user", "content": problem.problem}]
+    tools: Any = [PYTHON_TOOL.told()]
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=3_600) as client:
+        for _ in range(MAX_TURNS):
+            answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)
+            said = answer.choices[0].message
+            messages.append(said.model_dump(exclude_none=True))
+            if not said.tool_calls:
+                break
+            messages += [await result_of(call) for call in said.tool_calls]
+    return None
+
+
+async def result_of(call: Any) -> dict[str, Any]:
+    """The message with the result of a call; `rstar_failed` tells Resample-on-Correct of a failure."""
+    arguments = json.loads(call.function.arguments)
+    message = {"role": "tool", "tool_call_id": call.id}
+    if call.function.name != PYTHON_TOOL.name or not isinstance(arguments.get("code"), str):
+        text = f"Error: the tool is {PYTHON_TOOL.name}, with a string named code"
+        return message | {"content": text, "rstar_failed": True}
+    result = await run(arguments["code"], str(arguments.get("input", "")))
+    return message | {"content": tool_text(result), "rstar_failed": result.outcome.failed}
+
+
+async def run(code: str, stdin: str) -> ExecutionResult:
+    """In a sandbox that all agents of this process share, on an event loop of its own: each agent has another."""
+    request = ExecutionRequest(code=code, stdin=stdin, limits=program_limits(SandboxConfig()))
+    loop, pool = sandbox()
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.run(request), loop))
+
+
+@cache
+def _started() -> tuple[asyncio.AbstractEventLoop, SandboxPool]:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    pool = SandboxPool(SandboxConfig())
+    asyncio.run_coroutine_threadsafe(pool.start(), loop).result()
+    return loop, pool
+
+
+_LOCK = threading.Lock()
+
+
+def sandbox() -> tuple[asyncio.AbstractEventLoop, SandboxPool]:
+    """Its event loop and the pool; started by the first call."""
+    with _LOCK:
+        return _started()

@@ -1,0 +1,196 @@
+"""A rollout whose turns an agent of the user drives: each of its requests for a completion is one turn.
+
+A coroutine over two functions, as `run_rollout`. The agent asks through its host (`rstar_ray.agent.session`), which
+matches requests to tokens; here are tokens only. The n-th completion has the seed of turn n.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from rstar_ray.agent.rollout import GenerateFn, RolloutState, with_completion, with_context
+from rstar_ray.chat.answer import TextOfTokens
+from rstar_ray.chat.template import ChatFormat
+from rstar_ray.errors import ToolError
+from rstar_ray.lines import NEW, line_positions, line_to, parents_of, spans_of
+from rstar_ray.seeds import derive_seed
+from rstar_ray.trajectory import Completion, StopReason, ToolResult, Turn
+
+TurnResult = tuple[int, ToolResult]
+"""A result of a tool, with the number of the turn that called it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """A request that waits for its completion."""
+
+    number: int  # of the request
+    continues: int  # the turn whose tokens it continues, or `NEW`
+    context_ids: list[int]  # tokens after that turn's; of a new line the whole prompt
+    after_tools: bool = False  # the newest message is a tool's result
+    max_tokens: int = 0  # 0: no limit of the agent's
+    stop: tuple[str, ...] = ()
+    results: tuple[TurnResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnd:
+    """How the agent ended."""
+
+    reward: float | None = None  # None: the configured reward judges the last answer
+    failure: str = ""  # what it raised
+    timed_out: bool = False
+    fault: str = ""  # what it needs failed: says nothing about the policy
+    refused: StopReason | None = None  # which budget a request of it met
+    cut: bool = False  # the last completion was cut before its end
+    called: bool = False  # the last completion called a tool
+    results: tuple[TurnResult, ...] = ()
+
+
+class AgentLink(Protocol):
+    """One rollout's agent. Raises `ToolError` for our own failures, `ToolStateLost` where it cannot be replayed."""
+
+    async def next(self, state: RolloutState) -> AgentRequest | AgentEnd:
+        """Hand over the newest completion and wait for the next request."""
+        ...
+
+    async def refuse(self, state: RolloutState, request: AgentRequest, reason: StopReason, text: str) -> None: ...
+
+
+async def run_agent_rollout(
+    state: RolloutState,
+    *,
+    generate: GenerateFn,
+    agent: AgentLink,
+    chat: ChatFormat,
+    go_on: Callable[[RolloutState], bool] = lambda _: True,
+) -> RolloutState:
+    """Answer the agent's requests until it ends, or until `go_on`, asked after every turn, says no."""
+    while state.stop_reason is None:
+        waited_s = time.monotonic()
+        asked = await agent.next(state)
+        answered = _with_results(state, asked.results, time.monotonic() - waited_s)
+        if isinstance(asked, AgentEnd):
+            return _ended(answered, asked)
+        started = answered
+        if not started.turns and asked.context_ids != state.prompt_ids:
+            started = state.with_prompt(asked.context_ids)
+        prompt_ids, context_ids = _prompt(started, asked)
+        room = _room(started, prompt_ids, context_ids)
+        if (refusal := _refusal(started, len(prompt_ids), room)) is not None:
+            await agent.refuse(state, asked, *refusal)  # the policy reads no results then, and none count
+            continue
+        state = await _completed(started, asked, prompt_ids, context_ids, room, generate=generate, chat=chat)
+        if not go_on(state):
+            break
+    return state
+
+
+def _prompt(state: RolloutState, asked: AgentRequest) -> tuple[list[int], list[int]]:
+    """All tokens before the completion, and those of them that the rollout does not hold yet."""
+    if not state.turns:
+        return state.prompt_ids, []
+    held: list[int] = []
+    if asked.continues != NEW:
+        line = line_to(parents_of(state.turns), asked.continues)
+        places = line_positions(spans_of(state.turns, state.loss_mask), line, len(state.prompt_ids))
+        tokens = [*state.prompt_ids, *state.response_ids]
+        held = [tokens[place] for place in places]
+    return [*held, *asked.context_ids], asked.context_ids
+
+
+def _room(state: RolloutState, prompt_ids: Sequence[int], context_ids: Sequence[int]) -> int:
+    """The length budget counts the tokens of all lines, the engine's context those of one."""
+    limits = state.request.limits
+    in_budget = limits.max_response_tokens - len(state.response_ids) - len(context_ids)
+    return min(in_budget, limits.max_context_tokens - len(prompt_ids))
+
+
+def _refusal(state: RolloutState, num_prompt: int, room: int) -> tuple[StopReason, str] | None:
+    limits = state.request.limits
+    if len(state.turns) >= limits.max_turns:
+        text = f"this rollout has had its {limits.max_turns} completions (--rollout.max-turns)"
+        return StopReason.MAX_TURNS, text
+    if room <= 0:
+        text = f"the messages are {num_prompt} tokens, which leaves no room in the rollout's budget"
+        return StopReason.TRUNCATED, f"{text} (--rollout.max-response-tokens)"
+    return None
+
+
+async def _completed(
+    state: RolloutState,
+    asked: AgentRequest,
+    prompt_ids: list[int],
+    context_ids: list[int],
+    room: int,
+    *,
+    generate: GenerateFn,
+    chat: ChatFormat,
+) -> RolloutState:
+    request, number = state.request, len(state.turns)
+    started_s = time.monotonic()
+    completion = await generate(
+        prompt_ids,
+        request_id=f"{request.rollout_id}/turn-{number}",
+        max_tokens=min(room, asked.max_tokens or room),
+        seed=derive_seed(request.seed, "turn", number),
+        sampling=request.sampling,
+        cache_salt=request.cache_salt,
+    )
+    completion = until_stop(completion, asked.stop, chat)
+    spoken = chat.read(completion.token_ids, after_tools=asked.after_tools).spoken
+    state = with_completion(with_context(state, context_ids), completion, spoken)
+    turn = Turn(
+        num_tokens=len(completion.token_ids),
+        generate_s=time.monotonic() - started_s,
+        continues=None if asked.continues == number - 1 else asked.continues,
+    )
+    return replace(state, turns=(*state.turns, turn))
+
+
+def until_stop(completion: Completion, stop: Sequence[str], chat: ChatFormat) -> Completion:
+    """Up to the token that completes a stop string."""
+    text, decoder = "", TextOfTokens(chat.decode)
+    for count, token in enumerate(completion.token_ids if stop else (), 1):
+        text += decoder.after([token])
+        if any(one in text for one in stop):
+            return replace(
+                completion,
+                token_ids=completion.token_ids[:count],
+                logprobs=completion.logprobs[:count],
+                policy_versions=completion.policy_versions[:count],
+                ended=completion.ended and count == len(completion.token_ids),
+            )
+    return completion
+
+
+def _with_results(state: RolloutState, results: Sequence[TurnResult], waited_s: float) -> RolloutState:
+    """What the agent's tools returned, with the turns that called them, and the time it took with the last turn."""
+    if not state.turns:
+        return state
+    turns = list(state.turns)
+    for number, result in results:
+        turns[number] = replace(turns[number], tool_results=(*turns[number].tool_results, result))
+    turns[-1] = replace(turns[-1], tool_s=turns[-1].tool_s + waited_s)
+    return replace(state, turns=tuple(turns))
+
+
+def _ended(state: RolloutState, end: AgentEnd) -> RolloutState:
+    """Raises `ToolError` for an end that says nothing about the policy."""
+    if end.fault:
+        raise ToolError(f"agent: {end.fault}")
+    if not state.turns:
+        raise ToolError(f"agent: it ended without a completion ({end.failure or 'it never asked for one'})")
+    reason = StopReason.ANSWERED
+    if end.refused is not None:
+        reason = end.refused
+    elif end.timed_out:
+        reason = StopReason.AGENT_TIMEOUT
+    elif end.failure:
+        reason = StopReason.AGENT_FAILED
+    elif end.reward is None and end.cut and state.room_tokens <= 0:
+        reason = StopReason.TRUNCATED
+    elif end.reward is None and end.called:
+        reason = StopReason.MAX_TURNS
+    return replace(state, stop_reason=reason, reward=end.reward)

@@ -1,0 +1,347 @@
+"""One agent of the user at its host: its requests, matched to tokens, until each has its completion.
+
+Requests of a rollout are answered one after the other: it was admitted with the memory for one. An agent that is
+started again, since its host was lost, is answered from the turns that the rollout has, as long as it asks the same.
+No network, no thread: see `actors.agents`.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from rstar_ray.agent.agent_rollout import AgentEnd, AgentRequest, TurnResult
+from rstar_ray.agent.chat_request import (
+    BadRequest,
+    ChatRequest,
+    Finished,
+    finish_reason,
+    logprobs_of,
+    message_of,
+    usage_of,
+)
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.agent.token_lines import Place, TokenLines
+from rstar_ray.chat.answer import AnswerReader
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.lines import NEW, parents_of, spans_of
+from rstar_ray.outcome import Outcome
+from rstar_ray.trajectory import Problem, StopReason, ToolResult
+
+MAX_WAITING = 64
+"""Requests of one rollout that wait at a time."""
+MAX_BODY_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTurn:
+    """One turn of the rollout as its worker holds it."""
+
+    continues: int
+    context_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCall:
+    """What a worker says and asks: the newest turn, or why there is none, and the next request."""
+
+    rollout_id: str
+    restarts: int
+    holder: str  # who plays the rollout
+    opens: bool  # its first call: from now on it plays the rollout
+    problem: Problem
+    seed: int
+    num_turns: int
+    last: SampledTurn | None
+    record: tuple[SampledTurn, ...] | None = None  # all turns, where the host asked for them
+    refused: tuple[int, StopReason, str] | None = None  # the number of a request, the budget that it met, a text
+    wait_s: float
+
+
+class Other(Enum):
+    """Answers to a worker apart from a request and the agent's end."""
+
+    WAIT = auto()  # the agent asks for nothing yet
+    SEND_RECORD = auto()  # this host does not have the rollout's turns
+    LOST = auto()  # the agent went another way than the turns on record, or another worker plays the rollout
+
+
+AgentReply = AgentRequest | AgentEnd | Other
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request of the agent until its answer has been delivered."""
+
+    request: ChatRequest
+    number: int
+    answer: "asyncio.Future[Finished]"
+    clients: int = 0  # that wait for it now
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The request whose completion is being sampled."""
+
+    pending: Pending
+    place: Place
+    request: AgentRequest
+    callers: frozenset[int]  # turns whose results come with it
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """The requests of one rollout. One event loop."""
+
+    chat: TokenizerChat
+    call: AgentCall  # the one that started it
+    context_tokens: int
+    failed: Callable[[str], bool] | None = None  # which results of tools count as failed
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    _lines: TokenLines = field(init=False)
+    _record: dict[int, SampledTurn] = field(init=False)  # turns that the agent has not asked for again
+    _turn_of: list[int] = field(default_factory=list[int])  # by the number of a completion in `_lines`
+    _reported: set[int] = field(default_factory=set[int])  # turns whose results are known
+    _results: list[TurnResult] = field(default_factory=list[TurnResult])  # to report
+    _queue: deque[Pending] = field(default_factory=deque[Pending])
+    _undelivered: dict[str, Pending] = field(default_factory=dict[str, Pending])  # by digest
+    _delivered: dict[str, Pending] = field(default_factory=dict[str, Pending])  # by digest, the newest
+    _asked: _Asked | None = None
+    _end: AgentEnd | None = None
+    _latest: AgentEnd = field(default_factory=AgentEnd)  # what is known of the end: the last completion
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_requests: int = 0
+    _num_turns: int = 0
+    _poll: int = 0
+    _holder: str = ""
+    _busy_since_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._lines = TokenLines(self.chat)
+        self._record = dict(enumerate(self.call.record or ()))
+        self._num_turns = len(self._record)
+        self._holder = self.call.holder
+
+    # -- the agent's side ---------------------------------------------------------------------------------------------
+    @property
+    def over(self) -> bool:
+        return self._end is not None
+
+    def ask(self, request: ChatRequest, *, retry: bool = False) -> Pending:
+        """Queue a request. The same one again joins it while its answer has not been delivered and no client waits for
+        it, or where the client says that it tries again. Raises `BadRequest`.
+        """
+        if self.over:
+            raise BadRequest("this rollout has ended", code="rollout_ended")
+        same = self._undelivered.get(request.digest)
+        if same is not None and (retry or not same.clients):
+            return same
+        if retry and (done := self._delivered.get(request.digest)) is not None:
+            return done
+        if len(self._queue) >= MAX_WAITING:
+            raise BadRequest(f"{MAX_WAITING} requests of this rollout wait already", code="too_many_requests")
+        self._num_requests += 1
+        answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        pending = Pending(request=request, number=self._num_requests, answer=answer)
+        self._undelivered[request.digest] = pending
+        self._queue.append(pending)
+        self._changed.set()
+        return pending
+
+    async def answer_of(self, pending: Pending) -> Finished:
+        """Waits for it. Raises `BadRequest` for a request that cannot be answered."""
+        pending.clients += 1
+        try:
+            return await asyncio.shield(pending.answer)
+        finally:
+            pending.clients -= 1
+
+    def delivered(self, pending: Pending) -> None:
+        """The client has the answer: the same request again is another sample."""
+        if self._undelivered.get(pending.request.digest) is pending:
+            del self._undelivered[pending.request.digest]
+        self._delivered[pending.request.digest] = pending
+        self._busy_since_s = time.monotonic()
+
+    def end(self, end: AgentEnd) -> None:
+        """The agent has ended; what it still asks for is refused."""
+        if self._end is None:
+            self._end = end
+            while self._queue:
+                self._refuse(self._queue.popleft(), BadRequest("this rollout has ended", code="rollout_ended"))
+            self._changed.set()
+
+    def thinks_for_s(self) -> float:
+        """How long the agent has neither asked nor ended."""
+        waits = self._queue or self._asked is not None or self.over
+        return 0.0 if waits else time.monotonic() - self._busy_since_s
+
+    # -- the worker's side --------------------------------------------------------------------------------------------
+    def fits(self, call: AgentCall) -> bool:
+        """Whether this session stands where the caller's rollout does."""
+        given = self._asked is not None and call.last is not None and call.num_turns == self._num_turns + 1
+        return call.restarts == self.call.restarts and (given or call.num_turns == self._num_turns)
+
+    async def next(self, call: AgentCall) -> AgentReply:
+        """Take what the worker says, then wait for the next request or the end."""
+        if call.opens:
+            self._holder = call.holder
+        if call.holder != self._holder:
+            return Other.LOST
+        self._poll += 1
+        mine = self._poll
+        self._changed.set()  # an earlier call, whose reply is lost, ends
+        self._take(call)
+        until_s = time.monotonic() + call.wait_s
+        while mine == self._poll:
+            if self._asked is None:
+                self._advance()
+            if self._asked is not None:
+                return self._asked.request
+            if self._end is not None:
+                return self._end_report(self._end)
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), until_s - time.monotonic())
+            except TimeoutError:
+                return Other.WAIT
+        return Other.WAIT
+
+    def _end_report(self, end: AgentEnd) -> AgentReply:
+        if self._record:
+            return Other.LOST
+        known = self._latest
+        return replace(end, refused=known.refused, cut=known.cut, called=known.called, results=tuple(self._results))
+
+    def _take(self, call: AgentCall) -> None:
+        asked = self._asked
+        if asked is None:
+            return
+        if call.refused is not None and call.refused[0] == asked.request.number:
+            _, reason, text = call.refused
+            self._asked, self._latest = None, replace(self._latest, refused=reason)
+            code = "context_length_exceeded" if reason is StopReason.TRUNCATED else "max_turns"
+            self._reported -= asked.callers
+            self._refuse(asked.pending, BadRequest(f"{text}. Hint: end the rollout", code=code))
+        elif call.last is not None and call.num_turns == self._num_turns + 1:
+            self._asked = None
+            self._num_turns += 1
+            self._results = []
+            self._finish(asked.pending, asked.place, call.last, call.num_turns - 1, replayed=False)
+
+    def _advance(self) -> None:
+        """Take the next request to the worker; answer it from the record where that has it."""
+        while self._queue and self._asked is None and not self.over:
+            pending = self._queue.popleft()
+            if not pending.clients:  # gone before it was its turn
+                self._undelivered.pop(pending.request.digest, None)
+                continue
+            try:
+                place = self._lines.place(pending.request)
+            except ValueError as refused:
+                bad = refused if isinstance(refused, BadRequest) else BadRequest(str(refused))
+                self._refuse(pending, bad)
+                continue
+            continues = NEW if place.parent == NEW else self._turn_of[place.parent]
+            results = self._results_in(pending.request, continues)
+            recorded = self._recorded(continues, place)
+            if recorded is not None:
+                self._finish(pending, place, self._record.pop(recorded), recorded, replayed=True)
+                continue
+            self._asked = _Asked(
+                pending,
+                place,
+                callers=frozenset(caller for caller, _ in results),
+                request=AgentRequest(
+                    number=pending.number,
+                    continues=continues,
+                    context_ids=place.context_ids,
+                    after_tools=pending.request.messages[-1]["role"] == "tool",
+                    max_tokens=pending.request.max_tokens,
+                    stop=pending.request.stop,
+                    results=(*self._results, *results),
+                ),
+            )
+
+    def _recorded(self, continues: int, place: Place) -> int | None:
+        """The turn on record that this request had."""
+        return next(
+            (
+                number
+                for number, turn in self._record.items()
+                if turn.continues == continues and turn.context_ids == place.context_ids
+            ),
+            None,
+        )
+
+    def _results_in(self, request: ChatRequest, continues: int) -> list[TurnResult]:
+        """Results of tools at the end of the messages, once for each turn that called them."""
+        caller = continues if continues != NEW else len(self._turn_of) - 1
+        if caller < 0 or caller in self._reported:
+            return []
+        results: list[TurnResult] = []
+        for message in reversed(request.messages):
+            if message["role"] != "tool":
+                break
+            text = str(message["content"])
+            failed = bool(message.get("rstar_failed")) or (self.failed is not None and self.failed(text))
+            outcome = Outcome.ERROR if failed else Outcome.OK
+            results.append((caller, ToolResult(outcome=outcome, text=text)))
+        if results:
+            self._reported.add(caller)
+        return results[::-1]
+
+    def _finish(self, pending: Pending, place: Place, turn: SampledTurn, number: int, *, replayed: bool) -> None:
+        request, chat = pending.request, self.chat
+        tools = request.tools if request.reads_calls else ()
+        reader = AnswerReader(chat, place.prompt_ids, tools=tools, parallel=request.parallel, stop=request.stop)
+        reader.feed(turn.token_ids)
+        _, answer = reader.end()
+        ended = turn.token_ids[-1] in chat.profile.stop_token_ids
+        message = message_of(answer, f"{self.call.rollout_id}/{number}")
+        called = [call.name for call in answer.calls]
+        self._lines.add(place, request, turn.token_ids, message, called=called, ended=ended)
+        self._turn_of.append(number)
+        if not replayed:
+            invalid = [ToolResult(outcome=Outcome.INVALID, text=error) for error in answer.unreadable]
+            self._results += [(number, result) for result in invalid]
+        self._latest = AgentEnd(cut=not (ended or answer.stopped_by), called=bool(answer.calls or answer.unreadable))
+        texts = [chat.decode([token]) for token in turn.token_ids] if request.logprobs else []
+        finished = Finished(
+            message=message,
+            finish=finish_reason(answer, ended=ended),
+            usage=usage_of(len(place.prompt_ids), len(turn.token_ids)),
+            stopped_by=answer.stopped_by,
+            logprobs=logprobs_of(texts, turn.logprobs) if request.logprobs else None,
+        )
+        self._busy_since_s = time.monotonic()
+        if not pending.answer.done():
+            pending.answer.set_result(finished)
+
+    def _refuse(self, pending: Pending, refused: BadRequest) -> None:
+        self._undelivered.pop(pending.request.digest, None)
+        self._busy_since_s = time.monotonic()
+        if not pending.answer.done():
+            pending.answer.set_exception(refused)
+            pending.answer.exception()  # a client that is gone does not read it
+
+
+def sampled_turns(state: RolloutState, first: int = 0) -> tuple[SampledTurn, ...]:
+    """The turns of a rollout from this one on."""
+    return tuple(
+        SampledTurn(
+            continues=parent,
+            context_ids=state.response_ids[begin:sampled] if number else state.prompt_ids,
+            token_ids=state.response_ids[sampled:end],
+            logprobs=state.logprobs[sampled:end],
+        )
+        for number, (parent, (begin, sampled, end)) in enumerate(
+            zip(parents_of(state.turns), spans_of(state.turns, state.loss_mask), strict=True)
+        )
+        if number >= first
+    )

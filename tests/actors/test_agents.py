@@ -1,0 +1,429 @@
+"""Rollouts through an agent of the user, over HTTP by unmodified clients, beside the built-in loop; engine and sandbox
+are fakes."""
+
+import asyncio
+import io
+import json
+import random
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+
+from actors.agents.agent_client import Agents
+from actors.agents.agent_host import AgentHost
+from actors.balancer_service import BalancerService
+from actors.generation.outbox import rollout_load
+from rstar_ray.agent.agent_rollout import run_agent_rollout
+from rstar_ray.agent.endpoint import Endpoint
+from rstar_ray.agent.journal import TurnJournal, journaled
+from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.algorithm.batch import rl_row
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.errors import ToolError, ToolStateLost
+from rstar_ray.run_dir.recorded_trajectories import recorded_trajectory
+from rstar_ray.run_dir.trajectory_log import readable
+from rstar_ray.tools.spec import PYTHON_TOOL
+from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, Trajectory, TrajectorySummary
+from tests.actors.test_generation_worker import FakeEngine, collect, worker
+from tests.fakes import AddingSandbox, Local, adding_problems, answer, call, drained, request, same_text
+from tests.rstar_ray.test_token_lines import CHATS
+
+FAMILY = CHATS["qwen3"]
+CHAT = TokenizerChat(FAMILY.tokenizer, FAMILY.profile, tools=[PYTHON_TOOL])
+LIMITS = RolloutLimits(max_response_tokens=600, max_turns=4, max_context_tokens=2_000, max_calls_per_turn=4)
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+class Policy:
+    """Calls the tool, sometimes twice or wrongly, and answers what it read; by the seed alone."""
+
+    def __init__(self, *said: str) -> None:
+        self.said = list(said)
+        self.prompts: list[list[int]] = []
+        self.seeds: list[int] = []
+
+    async def __call__(self, prompt_ids: Sequence[int], *, max_tokens: int, seed: int, **asked: Any) -> Completion:
+        self.prompts.append(list(prompt_ids))
+        self.seeds.append(seed)
+        rng = random.Random(seed)
+        calls = [call("1+2"), call("1-2"), call("oops"), call("1+2") + "\n" + call("3+4")]
+        text = self.said.pop(0) if self.said else rng.choice([*calls, answer("3"), answer("4")])
+        ids = CHAT.tokenizer.encode(text, add_special_tokens=False)
+        ids = [*ids, CHAT.profile.stop_token_ids[0]][:max_tokens]
+        ended = ids[-1] == CHAT.profile.stop_token_ids[0]
+        logprobs = [rng.random() - 1 for _ in ids]
+        return Completion(token_ids=ids, logprobs=logprobs, policy_versions=[0] * len(ids), ended=ended)
+
+
+def client(endpoint: Endpoint) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+
+
+async def with_python(problem: Problem, endpoint: Endpoint) -> None:
+    """The built-in loop, written as an agent."""
+    sandbox, messages = AddingSandbox(), list[Any]([{"role": "user", "content": problem.problem}])
+    tools: Any = [PYTHON_TOOL.told()]
+    async with client(endpoint) as policy:
+        for _ in range(10):  # more than the rollout may have
+            reply = await policy.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)
+            said = reply.choices[0].message
+            messages.append(said.model_dump(exclude_none=True))
+            if not said.tool_calls:
+                return
+            for one in said.tool_calls:
+                assert one.type == "function"
+                result = await sandbox(ToolCall(code=json.loads(one.function.arguments)["code"]))
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": one.id,
+                        "content": result.text,
+                        "rstar_failed": result.outcome.failed,
+                    }
+                )
+
+
+@asynccontextmanager
+async def host_of(solve: Any, *, deadline_s: float = 20.0) -> AsyncGenerator[AgentHost, None]:
+    host = AgentHost(solve, CHAT, context_tokens=LIMITS.max_context_tokens, deadline_s=deadline_s)
+    try:
+        yield host
+    finally:
+        await host.close()
+
+
+async def timed(reply: Awaitable[Any]) -> Any:
+    return await reply
+
+
+def start(rollout_id: str = "r", seed: int = 7, limits: RolloutLimits = LIMITS) -> RolloutState:
+    one = replace(request(adding_problems(1)[0], rollout_id=rollout_id, limits=limits), seed=seed)
+    return RolloutState.start(one, CHAT.prompt_ids(one.problem))
+
+
+async def played(
+    host: AgentHost, state: RolloutState, policy: Policy | None = None, *, turns: int = 100, worker: str = "worker"
+) -> RolloutState:
+    agents = Agents([Local(host, "agents/0")], caller=worker)  # pyright: ignore[reportArgumentType]
+    until = len(state.turns) + turns
+    return await run_agent_rollout(
+        state,
+        generate=policy or Policy(),
+        agent=agents.open(state, timed),
+        chat=CHAT,
+        go_on=lambda now: len(now.turns) < until,
+    )
+
+
+async def judged(state: RolloutState) -> Trajectory:
+    return await score(state, same_text, CHAT)
+
+
+async def test_an_agent_trains_the_tokens_of_the_built_in_loop():
+    async with host_of(with_python) as host:
+        for seed in range(30):
+            built_in = await judged(
+                await run_rollout(start(f"r{seed}", seed), generate=Policy(), execute=AddingSandbox(), chat=CHAT)
+            )
+            agents = await judged(await played(host, start(f"r{seed}", seed)))
+            for name in ("prompt_ids", "response_ids", "loss_mask", "rollout_logprobs", "policy_versions"):
+                assert np.array_equal(getattr(agents, name), getattr(built_in, name)), (seed, name)
+            assert agents.summary.outcomes == built_in.summary.outcomes
+            assert (agents.summary.reward, agents.summary.stop_reason) == (
+                built_in.summary.reward,
+                built_in.summary.stop_reason,
+            )
+            assert agents.summary.num_answers == built_in.summary.num_answers
+
+
+async def raises(problem: Problem, endpoint: Endpoint) -> None:
+    await ask(endpoint, problem.problem)
+    raise KeyError("a bug")
+
+
+async def ask(endpoint: Endpoint, *said: str, **options: Any) -> Any:
+    messages: list[Any] = [{"role": "user", "content": text} for text in said]
+    async with client(endpoint) as policy:
+        return await policy.chat.completions.create(model=endpoint.model, messages=messages, **options)
+
+
+async def hangs(problem: Problem, endpoint: Endpoint) -> None:
+    await ask(endpoint, problem.problem)
+    await asyncio.sleep(3600)
+
+
+def blocks(problem: Problem, endpoint: Endpoint) -> float:
+    with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as policy:  # in its own thread
+        message: Any = {"role": "user", "content": problem.problem}
+        reply = policy.chat.completions.create(model=endpoint.model, messages=[message], stream=True)
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in reply if chunk.choices)
+    return 1.0 if said == answer("3") else -2.5
+
+
+@pytest.mark.parametrize(
+    ("solve", "said", "reason", "reward"),
+    [
+        (raises, answer("3"), StopReason.AGENT_FAILED, 0.0),
+        (hangs, answer("3"), StopReason.AGENT_TIMEOUT, 0.0),
+        (blocks, answer("3"), StopReason.ANSWERED, 1.0),
+        (blocks, answer("4"), StopReason.ANSWERED, -2.5),
+        (with_python, answer("1"), StopReason.ANSWERED, None),
+        (with_python, call("1+2"), StopReason.MAX_TURNS, 0.0),
+        (with_python, "a" * 4_000, StopReason.TRUNCATED, 0.0),
+    ],
+)
+async def test_every_end_of_an_agent_has_its_name_and_reward(solve: Any, said: str, reason: Any, reward: Any):
+    async with host_of(solve, deadline_s=1.0) as host:
+        trajectory = await judged(await played(host, start(), Policy(*[said] * LIMITS.max_turns)))
+    assert trajectory.summary.stop_reason is reason
+    assert reward is None or trajectory.summary.reward == reward
+
+
+async def never_asks(problem: Problem, endpoint: Endpoint) -> float:
+    return 1.0
+
+
+async def lacks_its_server(problem: Problem, endpoint: Endpoint) -> None:
+    await ask(endpoint, problem.problem)
+    raise ToolError("the search server is away")
+
+
+async def returns_text(problem: Problem, endpoint: Endpoint) -> Any:
+    await ask(endpoint, problem.problem)
+    return "good"
+
+
+@pytest.mark.parametrize("solve", [never_asks, lacks_its_server, returns_text])
+async def test_an_end_that_says_nothing_about_the_policy_is_not_trained_on(solve: Any):
+    async with host_of(solve) as host:
+        with pytest.raises(ToolError):
+            await played(host, start())
+
+
+async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout_goes_on():
+    statuses: dict[str, int] = {}
+    kept: list[Endpoint] = []
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        kept.append(endpoint)
+        good = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        image = [{"type": "image_url", "image_url": {"url": "data:"}}]
+        bodies: dict[str, Any] = {
+            "no JSON": b"{",
+            "big": b"[" + b" " * 10 * 2**20,
+            "model": good | {"model": "gpt-4o"},
+            "n": good | {"n": 2},
+            "image": good | {"messages": [{"role": "user", "content": image}]},
+            "context": good | {"messages": [{"role": "user", "content": "word " * 3_000}]},
+        }
+        async with aiohttp.ClientSession(base_url=endpoint.base_url + "/") as http:
+            for name, body in bodies.items():
+                data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+                headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+                async with http.post("chat/completions", data=data, headers=headers) as reply:
+                    statuses[name] = reply.status
+                    assert (await reply.json())["error"]["message"]
+            async with http.post("chat/completions", json=good, headers={"Authorization": "Bearer x"}) as reply:
+                statuses["key"] = reply.status
+        many = await asyncio.gather(*(ask(endpoint, f"{number}") for number in range(3)))
+        assert len({one.id for one in many}) == 3
+        return 1.0
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy(*[answer("3")] * 3))
+        assert len(state.turns) == 3 and state.reward == 1.0
+        with pytest.raises(openai.APIStatusError) as late:
+            await ask(kept[0], "after the end")
+    assert statuses == {"no JSON": 400, "big": 413, "model": 404, "n": 400, "image": 400, "context": 400, "key": 401}
+    assert late.value.status_code == 410
+
+
+async def test_no_more_requests_of_a_rollout_wait_than_its_limit():
+    codes: list[int] = []
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        async def one(number: int) -> None:
+            try:
+                async with client(endpoint).with_options(max_retries=0) as policy:
+                    message: Any = {"role": "user", "content": str(number)}
+                    await policy.chat.completions.create(model="policy", messages=[message])
+            except openai.APIStatusError as refused:
+                codes.append(refused.status_code)
+
+        await asyncio.gather(*(one(number) for number in range(100)))
+        return 1.0
+
+    async with host_of(solve) as host:
+        state = await played(host, start())
+    assert len(state.turns) == LIMITS.max_turns
+    assert len(codes) == 100 - LIMITS.max_turns and set(codes) <= {400, 429}
+
+
+async def test_the_same_request_after_a_lost_answer_has_the_same_answer_and_after_a_received_one_another():
+    said: list[str] = []
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        async with aiohttp.ClientSession(base_url=endpoint.base_url + "/") as http:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(http.post("chat/completions", json=body, headers=headers), 0.3)
+            for retry in ("1", "0", "1"):
+                again = headers | {"x-stainless-retry-count": retry}
+                async with http.post("chat/completions", json=body, headers=again) as reply:
+                    said.append((await reply.json())["choices"][0]["message"]["content"])
+        return 1.0
+
+    class Slow(Policy):
+        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            await asyncio.sleep(0.0 if self.prompts else 1.0)
+            return await super().__call__(prompt_ids, **asked)
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Slow("one", "two"))
+    assert said == ["one", "two", "two"] and len(state.turns) == 2
+
+
+# ---------------------------------------------------------------- several lines
+
+
+async def test_each_sampled_token_has_its_loss_in_one_line_and_prefixes_are_context():
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        user: Any = {"role": "user", "content": problem.problem}
+        async with client(endpoint) as policy:
+
+            async def said(*messages: Any) -> Any:
+                reply = await policy.chat.completions.create(model="policy", messages=list(messages))
+                return {"role": "assistant", "content": reply.choices[0].message.content}
+
+            first = await said(user)
+            more: Any = {"role": "user", "content": "more"}
+            await said(user, first, more)
+            await said({"role": "system", "content": "You help."}, user)  # another agent
+            await said(user, first, {"role": "user", "content": "differently"})
+        return 1.0
+
+    policy = Policy("one", "two", "three", "four")
+    async with host_of(solve) as host:
+        trajectory = await judged(await played(host, start(), policy))
+    assert [turn.continues for turn in trajectory.turns] == [None, None, -1, 0]
+    sampled = trajectory.response_ids[trajectory.loss_mask].tolist()
+    rows = [rl_row(trajectory, 1.0, 1.0, line) for line in range(3)]
+    assert [(len(row.token_ids), row.num_sampled_tokens) for row in rows] == list(trajectory.summary.lines)
+    trained = [token for row in (rows[0], rows[1], rows[2]) for token in row.token_ids[row.loss_mask].tolist()]
+    assert sorted(trained) == sorted(sampled)
+    prompts = [rows[0], rows[1], rows[2]]
+    for row, turn in zip(prompts, (1, 2, 3), strict=True):
+        num_last = trajectory.turns[turn].num_tokens
+        assert row.token_ids[:-num_last].tolist() == policy.prompts[turn]
+    assert policy.prompts[3][: len(policy.prompts[0])] == policy.prompts[0]
+    again = recorded_trajectory(json.loads(json.dumps(readable(trajectory, CHAT.decode))))
+    assert again.summary.lines == trajectory.summary.lines
+    for line, row in enumerate(rows):
+        recorded = rl_row(again, 1.0, 1.0, line)
+        assert np.array_equal(recorded.token_ids, row.token_ids) and np.array_equal(recorded.loss_mask, row.loss_mask)
+    per_token = np.arange(len(sampled), dtype=np.float32)
+    spread = [rl_row(trajectory, per_token, 1.0, line).advantage for line in range(3)]
+    assert sorted(np.concatenate(spread).tolist()) == per_token.tolist()
+
+
+# ---------------------------------------------------------------- survival
+
+
+async def test_a_rollout_whose_host_is_lost_is_replayed_without_sampling_a_turn_again():
+    state, policy = start(seed=3), Policy(call("1+2"), call("oops"), call("3-4"))
+    async with host_of(with_python) as first:
+        state = await played(first, state, policy, turns=3)
+    last = Policy(answer("3"))
+    async with host_of(with_python) as second:
+        state = await played(second, state, last)
+    assert len(last.prompts) == 1 and len(state.turns) == 4
+    one_host = Policy(call("1+2"), call("oops"), call("3-4"), answer("3"))
+    async with host_of(with_python) as host:
+        whole = await judged(await played(host, start(seed=3), one_host))
+    resumed = await judged(state)
+    assert resumed.response_ids.tolist() == whole.response_ids.tolist()
+    assert resumed.summary.outcomes == whole.summary.outcomes
+
+
+async def test_the_journal_brings_an_agents_turns_back(tmp_path: Path):
+    """With a prompt of the agent's own, several lines, and a result that came after its turn had been recorded."""
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        await ask(endpoint, "Another prompt, which is longer than the problem's", "of two messages")
+        await with_python(problem, endpoint)
+
+    first = start("stage1/1/0-a/0")
+    journal, before = TurnJournal(tmp_path, "worker"), first
+    policy = Policy("one", call("1+2"), call("oops"))
+    async with host_of(solve) as host:
+        for _ in range(3):
+            after = await played(host, before, policy, turns=1)
+            journal.add(before, after, weights=5)
+            before = after
+    journal.close()
+    found = journaled(tmp_path, [first], {0: 5})["stage1/1/0-a/0"]
+    assert found == replace(before, logprobs=found.logprobs)  # which it keeps in float32
+    assert found.prompt_ids != first.prompt_ids and found.turns[1].tool_results
+    async with host_of(solve) as host:
+        state = await played(host, found, Policy(answer("3")))
+    assert len(state.turns) == 4 and state.stop_reason is StopReason.ANSWERED
+
+
+async def test_a_rollout_moves_to_another_worker_and_its_agent_stays_where_it_is():
+    started: list[str] = []
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        started.append(endpoint.rollout_id)
+        await with_python(problem, endpoint)
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy(call("1+2")), turns=1, worker="generation/0")
+        state = await played(host, state, Policy(answer("3")), worker="generation/1")
+    assert started == ["r"] and len(state.turns) == 2 and state.stop_reason is StopReason.ANSWERED
+
+
+async def test_an_agent_that_asks_something_else_when_started_again_begins_the_rollout_again():
+    lives: list[int] = []
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        lives.append(1)
+        await ask(endpoint, f"{problem.problem} {len(lives)}")
+        await ask(endpoint, "another")
+
+    async with host_of(solve) as first:
+        state = await played(first, start(), Policy("one"), turns=1)
+    async with host_of(solve) as second:
+        with pytest.raises(ToolStateLost):
+            await played(second, state, Policy("two", "three", "four"))
+        again = await played(second, state.restarted(), Policy("five", "six"))
+    assert again.restarts == 1 and len(again.turns) == 2
+
+
+async def test_a_worker_plays_a_granted_rollout_through_its_agent_and_stops_the_agent_at_its_end():
+    balancer = BalancerService()
+    async with host_of(with_python) as host:
+        agents = Agents([Local(host, "agents/0")], caller="generation/0")  # pyright: ignore[reportArgumentType]
+        engine = FakeEngine(Policy())  # pyright: ignore[reportArgumentType]
+        one = worker(balancer, engine=engine, agents=agents, chat=CHAT)
+        await one.start()
+        await one.serve()
+        states = [start(f"r{number}", number) for number in range(20)]
+        await balancer.submit([(rollout_load(state), state) for state in states])
+        found = await collect(one, 20)
+        await drained(balancer)
+        await agents.settled()
+        assert host.num_running == 0
+        await one.close()
+    for seed, state in enumerate(states):
+        alone = await judged(await run_rollout(state, generate=Policy(), execute=AddingSandbox(), chat=CHAT))
+        ended = found[f"r{seed}"]
+        assert isinstance(ended, TrajectorySummary)
+        assert (ended.reward, ended.num_sampled_tokens) == (alone.summary.reward, alone.summary.num_sampled_tokens)
