@@ -38,7 +38,7 @@ CHATS = {name: chat_of_family(name) for name in FAMILIES}
 
 
 SEEDS = int(os.environ.get("RSTAR_TEST_CONVERSATIONS", "168")) // len(FAMILIES)
-"""Conversations of each family; 10,000 in all take three minutes."""
+"""Conversations of each family; 10,000 in all take a minute."""
 
 
 class Harness:
