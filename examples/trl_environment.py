@@ -11,9 +11,9 @@ import json
 from typing import Any
 
 from openai import AsyncOpenAI, BadRequestError
-from rstar_ray.agent.endpoint import Endpoint
 from transformers.utils import get_json_schema
 
+from rstar_ray.agent.endpoint import Endpoint
 from rstar_ray.trajectory import Problem
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the other environment has no rstar_ray
     from rstar_ray.agent.endpoint import Endpoint
-
     from rstar_ray.trajectory import Problem
 
 
