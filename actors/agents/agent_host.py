@@ -31,7 +31,7 @@ from rstar_ray.trajectory import Problem
 
 log = logging.getLogger(__name__)
 
-MAX_ENDED = 10_000
+MAX_ENDED = 1_000
 """Rollouts that have ended whose keys are still known, so that late requests get a clear answer."""
 LOOK_EVERY_S = 0.5
 MAX_RESTARTS = 1_000
@@ -78,6 +78,7 @@ class AgentHost:
                 return Other.SEND_RECORD
             if running is not None:
                 running.stop()
+                running.session.release()
             running = self._begin(call)
         running.holder = call.holder
         return await running.session.next(call)
@@ -88,6 +89,7 @@ class AgentHost:
         if running is not None and running.holder == holder:
             del self._running[rollout_id]
             running.stop()
+            running.session.release()
 
     async def close(self) -> None:
         for running in self._running.values():
@@ -99,6 +101,11 @@ class AgentHost:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_tokens(self) -> int:
+        """Held for all rollouts, those that have ended included."""
+        return sum(session.num_tokens for session in self._by_key.values())
 
     async def _listen(self) -> None:
         async with self._starting:

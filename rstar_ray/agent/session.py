@@ -176,6 +176,20 @@ class AgentSession:
                 self._refuse(self._queue.popleft(), BadRequest("this rollout has ended", code="rollout_ended"))
             self._changed.set()
 
+    def release(self) -> None:
+        """The rollout is over: forget its tokens, and keep the key."""
+        if self._asked is not None:  # a client that blocks waits for it
+            self._refuse(self._asked.pending, BadRequest("this rollout has ended", code="rollout_ended"))
+        self._lines = TokenLines(self.chat)
+        self._record, self._asked = {}, None
+        self._undelivered, self._delivered = {}, {}
+        self.call = replace(self.call, record=None, last=None)
+
+    @property
+    def num_tokens(self) -> int:
+        """Held, those of several lines more than once."""
+        return self._lines.num_tokens
+
     def thinks_for_s(self) -> float:
         """How long the agent has neither asked nor ended."""
         waits = self._queue or self._asked is not None or self.over

@@ -407,6 +407,34 @@ async def test_an_agent_that_asks_something_else_when_started_again_begins_the_r
     assert again.restarts == 1 and len(again.turns) == 2
 
 
+async def test_a_request_under_way_is_refused_when_its_rollout_is_taken_away():
+    refused: list[int] = []
+    asks = asyncio.Event()
+
+    def solve(problem: Problem, endpoint: Endpoint) -> None:
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as policy:
+            try:
+                policy.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+            except openai.APIStatusError as ended:
+                refused.append(ended.status_code)
+
+    class Endless(Policy):
+        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            asks.set()
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    async with host_of(solve) as host:
+        playing = asyncio.create_task(played(host, start(), Endless()))
+        await asyncio.wait_for(asks.wait(), 20)
+        playing.cancel()
+        await host.end("r", "worker")
+        async with asyncio.timeout(20):
+            while not refused:
+                await asyncio.sleep(0.01)
+    assert refused == [410]
+
+
 async def test_a_worker_plays_a_granted_rollout_through_its_agent_and_stops_the_agent_at_its_end():
     balancer = BalancerService()
     async with host_of(with_python) as host:
@@ -420,7 +448,7 @@ async def test_a_worker_plays_a_granted_rollout_through_its_agent_and_stops_the_
         found = await collect(one, 20)
         await drained(balancer)
         await agents.settled()
-        assert host.num_running == 0
+        assert host.num_running == host.num_tokens == 0
         await one.close()
     for seed, state in enumerate(states):
         alone = await judged(await run_rollout(state, generate=Policy(), execute=AddingSandbox(), chat=CHAT))
