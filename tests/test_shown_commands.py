@@ -29,6 +29,7 @@ RUN_BY = {
     "--agent.run examples.train_agent": ("actors/test_agents_real.py", "examples.train_agent:solve"),
     "-m examples.tool_agent": ("actors/test_policy_answers.py", "tool_agent.solve("),
     "curl ": ("recipes/test_real_shaped.py", "/chat/completions"),
+    "rstar export": ("recipes/test_export.py", "recipes.export import main"),
     "-m rstar_ray.report": ("rstar_ray/test_damaged_run.py", "report.__main__ import main"),
     "-m rstar_ray.run_dir verify": ("rstar_ray/test_run_dir.py", "verify("),
     "-m rstar_ray.chat": ("rstar_ray/chat/test_chat_command.py", "main("),
