@@ -106,7 +106,7 @@ bench-balancer: $(READY)  ## The balancer simulated, and on real engines
 	$(BIN)/python -m benchmarks.balancer
 	$(BIN)/python -m benchmarks.balancer --costly
 
-bench-evaluation: $(READY)  ## Evaluating against a bare engine; the first word of a talk against its first token
+bench-evaluation: $(READY)  ## Evaluating against a bare engine
 	$(BIN)/python -m benchmarks.evaluation $(ARGS)
 
 calibrate: $(READY)  ## Fit the simulator's engine model to this machine's vLLM and predict runs it has not seen

@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import ray
-import tyro
 from scipy.optimize import least_squares
 
 from actors.cluster.auth import require_token_auth
@@ -39,9 +39,10 @@ from benchmarks.replay import (
     replay_bare,
     request_limits,
 )
-from benchmarks.small import SMALL
+from benchmarks.small import SMALL, spread
 from rstar_ray.config import EngineConfig, RunConfig, with_values
 from rstar_ray.config.checks import at_least, check_bounds
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from scheduler.cost import EngineCost
@@ -79,7 +80,7 @@ class BenchSettings:
             raise ConfigError("--size", "it is of the costly comparison", "give --costly too")
 
 
-async def main(bench: BenchSettings) -> dict[str, Any]:
+async def figures(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
         model = Path(folder)
@@ -114,7 +115,7 @@ async def _overhead(bench: BenchSettings, model: Path, config: RunConfig) -> dic
                     bare.append(await replay_bare(engine, trace, salt=2 * number, concurrency=64))
                     ours.append(await replay([engine], trace, balancer, salt=2 * number + 1, limits=MIXED_LIMITS))
                     ratios.append(ours[-1].tokens_per_s / bare[-1].tokens_per_s)
-            found[f"{name}_over_bare"] = _spread(ratios)
+            found[f"{name}_over_bare"] = spread(ratios)
             found[f"{name}_tokens_per_s"] = round(statistics.median(one.tokens_per_s for one in ours))
             if ours[-1].gaps_s:
                 found["from_turn_to_turn_ms"] = {"ours": _quantiles(ours), "bare": _quantiles(bare)}
@@ -151,7 +152,7 @@ async def _pressure(
     return {
         "kv_tokens": kv_tokens,
         "rollouts": 8 * groups,
-        "tokens_per_s_over_least_requests": _spread(ratios),
+        "tokens_per_s_over_least_requests": spread(ratios),
         "tokens_per_s": {rule: round(statistics.median(r.tokens_per_s for r in runs[rule])) for rule in runs},
         "preemptions": {rule: [one.preemptions for one in results] for rule, results in runs.items()},
     }
@@ -204,7 +205,7 @@ async def _calibrate(bench: BenchSettings, model: Path, roomy: RunConfig, small:
         "benchmark": "calibration",
         "device": "cpu",
         "cost": asdict(cost),
-        "fitted_runs_s": [_spread([one.seconds for one in runs]) for runs in fitted],
+        "fitted_runs_s": [spread([one.seconds for one in runs]) for runs in fitted],
         "fitted_runs_predicted_over_measured": over_measured,
         "unseen": rows,
     }
@@ -261,7 +262,7 @@ def _predicted(
         "rule": rule,
         "kv_tokens": engine.kv_tokens,
         "measured_tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs)),
-        "predicted_over_measured": _spread([run.seconds / seconds for run in runs]),
+        "predicted_over_measured": spread([run.seconds / seconds for run in runs]),
         "measured_preemptions": [run.preemptions for run in runs],
         "predicted_preemptions": preemptions,
     }
@@ -273,17 +274,12 @@ def _quantiles(runs: Sequence[ReplayResult]) -> dict[str, float]:
     return {"p50": round(float(np.percentile(gaps, 50)), 2), "p99": round(float(np.percentile(gaps, 99)), 2)}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-    }
+def measure(bench: BenchSettings) -> None:
+    require_token_auth()
+    logging.disable(logging.WARNING)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    print(json.dumps(asyncio.run(figures(bench))))
 
 
 if __name__ == "__main__":
-    require_token_auth()
-    logging.disable(logging.WARNING)
-    settings = tyro.cli(BenchSettings)
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    print(json.dumps(asyncio.run(main(settings))))
+    sys.exit(run_command(BenchSettings, measure, None, description=__doc__))

@@ -20,7 +20,7 @@ import torch
 from actors.balancer_service import BalancerService
 from actors.remote import Remote
 from benchmarks.replay import ReplayEngine, ReplayResult, at_once, balancer_actor, replay
-from benchmarks.small import SMALL
+from benchmarks.small import SMALL, spread
 from benchmarks.trace_kinds import KINDS, Floats, Kind, Random, draw
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.tiny.tiny_model import make_random_model
@@ -192,7 +192,7 @@ def _contexts(trace: Sequence[TraceRollout]) -> int:
 
 def _ratios(runs: Sequence[Run], rule: str) -> dict[str, float]:
     found = [run.done["expected_kv"].tokens_per_s / run.done[rule].tokens_per_s for run in runs]
-    return {"median": round(statistics.median(found), 3), "min": round(min(found), 3), "max": round(max(found), 3)}
+    return spread(found)
 
 
 def _row(run: Run, size: CostlySize, cost: EngineCost) -> dict[str, Any]:

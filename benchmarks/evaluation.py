@@ -1,4 +1,4 @@
-"""Evaluating against a bare engine, and the first word of a talk against the engine's first token: one JSON line.
+"""Evaluating against a bare engine, as one JSON line.
 
 python -m benchmarks.evaluation --problems 32 --samples 16 --repeats 5
 
@@ -11,31 +11,31 @@ import asyncio
 import json
 import logging
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-import tyro
 
 from actors.cluster.auth import require_token_auth
 from actors.generation.engine import Engine
 from actors.system import TrainingActors
 from benchmarks.small import SMALL
-from rstar_ray.agent.talk import TalkLimits, talk
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.options import run_command
 from rstar_ray.evaluation.evaluator import run_evaluation
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.seeds import derive_seed
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.tiny.tiny_problems import Split, generate_problems
-from rstar_ray.trajectory import MODELS_OWN, RolloutRequest, ToolCall, ToolResult
+from rstar_ray.trajectory import RolloutRequest
 
 SHARE = 0.9
 """Of the rollouts, whose tokens are counted until the last of them ends."""
@@ -53,8 +53,6 @@ class BenchSettings:
     """longest response"""
     repeats: int = 5
     """alternating runs"""
-    talks: int = 20
-    """questions whose first word is timed"""
 
 
 @dataclass
@@ -134,53 +132,7 @@ async def compared(
     }
 
 
-async def first_words(bench: BenchSettings, engine: Engine, chat: TokenizerChat) -> dict[str, Any]:
-    """Seconds from the question to the first token of the engine, and to the first word that a person is told."""
-    limits = TalkLimits(max_tokens=64, max_turns=1, max_calls_per_turn=1, context_tokens=2_048)
-    engines: list[float] = []
-    ours: list[float] = []
-    for number in range(-1, bench.talks):
-        (problem,) = generate_problems(1_000 + number, Split.HELD_OUT, 1)
-        alone = await _first(_stream(engine, chat.prompt_ids(problem), name=f"alone-{number}", max_tokens=64))
-
-        def stream(
-            prompt_ids: Sequence[int], *, max_tokens: int, number: int = number
-        ) -> AsyncGenerator[list[int], None]:
-            return _stream(engine, prompt_ids, name=f"talk-{number}", max_tokens=max_tokens)
-
-        question = [{"role": "user", "content": problem.problem}]
-        heard = await _first(talk(question, chat=chat, stream=stream, execute=_no_tool, limits=limits))
-        if number >= 0:
-            engines.append(alone)
-            ours.append(heard)
-    beyond = [1e3 * (one - other) for one, other in zip(ours, engines, strict=True)]
-    return {
-        "engines_first_token_ms": round(1e3 * statistics.median(engines), 1),
-        "first_word_ms": round(1e3 * statistics.median(ours), 1),
-        "beyond_ms": {"median": round(statistics.median(beyond), 1), "max": round(max(beyond), 1)},
-    }
-
-
-def _stream(
-    engine: Engine, prompt_ids: Sequence[int], *, name: str, max_tokens: int
-) -> AsyncGenerator[list[int], None]:
-    return engine.stream(prompt_ids, request_id=name, max_tokens=max_tokens, seed=0, sampling=MODELS_OWN)
-
-
-async def _first(pieces: AsyncGenerator[Any, None]) -> float:
-    began_s = time.perf_counter()
-    await anext(pieces)
-    seconds = time.perf_counter() - began_s
-    async for _ in pieces:
-        pass
-    return seconds
-
-
-async def _no_tool(call: ToolCall) -> ToolResult:
-    raise AssertionError("the last turn runs no call")
-
-
-async def main(bench: BenchSettings) -> dict[str, Any]:
+async def figures(bench: BenchSettings) -> dict[str, Any]:
     config = with_values(
         SMALL,
         {
@@ -206,15 +158,17 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
                 "benchmark": "evaluation on real engines",
                 "device": "cpu",
                 "evaluation": await compared(bench, config, model, engine, chat),
-                "talk": await first_words(bench, engine, chat),
             }
         finally:
             await engine.close()
 
 
-if __name__ == "__main__":
+def measure(bench: BenchSettings) -> None:
     require_token_auth()
     logging.disable(logging.WARNING)
-    settings = tyro.cli(BenchSettings)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    print(json.dumps(asyncio.run(main(settings))))
+    print(json.dumps(asyncio.run(figures(bench))))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(BenchSettings, measure, None, description=__doc__))

@@ -7,7 +7,6 @@ each program the answer it had. So both roll out the same tokens, but for the fe
 because their rollout's budget was spent: these fail. In turn, as often as asked; one JSON line.
 """
 
-import argparse
 import json
 import os
 import re
@@ -16,16 +15,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.small import spread
 from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.config.options import run_command
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.tools.tool import Tool, ToolFailed
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 ANSWER = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 Answers = dict[str, tuple[str, bool]]
 """By program: what the model read, and whether the call had failed."""
@@ -67,54 +69,41 @@ def sampled(run: Path) -> int:
     return sum(row["tokens_generated"] for row in read_rows(run / "metrics.jsonl"))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.instant_tools", description=__doc__)
-    parser.add_argument("--model", required=True, help="folder of a policy of scale tiny")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args(argv)
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    model: Path
+    """folder of a policy of scale tiny"""
+    steps: int = 12
+    repeats: int = 3
+
+
+def main(bench: BenchSettings) -> None:
     folder = Path(tempfile.mkdtemp(prefix="instant-tools-"))
     (folder / "own").mkdir()
     remembered = (
         f"from benchmarks.instant_tools import remembering\n\npython = remembering({str(folder / 'sandbox-0')!r})\n"
     )
     (folder / "own" / "instant.py").write_text(remembered)
+    options = f"--scale tiny --steps {bench.steps} --checkpoint.trajectories-every-steps 1 --evaluate.num-problems 1"
+    command = [sys.executable, "recipes/stage1.py", *options.split(), "--checkpoint.every-steps", str(bench.steps)]
 
-    def run(name: str, *options: str) -> Path:
+    def run(name: str, *others: str) -> Path:
         path = folder / name
-        command = [
-            sys.executable,
-            "recipes/stage1.py",
-            "--scale",
-            "tiny",
-            "--model",
-            args.model,
-            "--run-dir",
-            str(path),
-        ]
-        command += [
-            "--steps",
-            str(args.steps),
-            "--checkpoint.trajectories-every-steps",
-            "1",
-            "--checkpoint.every-steps",
-        ]
-        command += [str(args.steps), "--evaluate.num-problems", "1", *options]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.DEVNULL)
+        full = [*command, "--model", str(bench.model), "--run-dir", str(path), *others]
+        subprocess.run(full, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.DEVNULL)
         return path
 
     instant = ("--tools.use", "instant:python", "--own-folder", str(folder / "own"))
-    pairs = [(run(f"sandbox-{turn}"), run(f"instant-{turn}", *instant)) for turn in range(args.repeats)]
+    pairs = [(run(f"sandbox-{turn}"), run(f"instant-{turn}", *instant)) for turn in range(bench.repeats)]
     ratios = [statistics.median(seconds(real)) / statistics.median(seconds(quick)) for real, quick in pairs]
     print(json.dumps({
         "step_s": [round(statistics.median(seconds(real)), 3) for real, _ in pairs],
         "instant_step_s": [round(statistics.median(seconds(quick)), 3) for _, quick in pairs],
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
+        "ratio": spread(ratios),
         "tokens": [round(sampled(quick) / sampled(real), 4) for real, quick in pairs],
     }))  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(BenchSettings, main, None, description=__doc__))

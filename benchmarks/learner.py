@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-import tyro
 
 from actors.learner.rank import LearnerRank
 from actors.weights.buckets import checksum
@@ -27,6 +27,7 @@ from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import padding_waste, plan_ranks
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.options import run_command
 from rstar_ray.tiny.tiny_model import make_tiny_model
 
 Batch = dict[str, torch.Tensor]
@@ -56,7 +57,7 @@ class BenchSettings:
     """CPU threads"""
 
 
-def main(bench: BenchSettings) -> dict[str, Any]:
+def figures_of(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
         changed = {
@@ -288,7 +289,11 @@ def _no_reward(completions: Sequence[str], **_: Any) -> list[float | None]:
     return [0.0] * len(completions)
 
 
-if __name__ == "__main__":
+def main(bench: BenchSettings) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.disable(logging.WARNING)
-    print(json.dumps(main(tyro.cli(BenchSettings))))
+    print(json.dumps(figures_of(bench)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(BenchSettings, main, None, description=__doc__))

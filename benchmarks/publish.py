@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -19,16 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
 
 from actors.generation.engine import Engine
 from actors.learner.rank import LearnerRank
 from actors.weights.buckets import checksum
 from actors.weights.transfer import LoadedWeights
 from benchmarks.publish_large import large
-from benchmarks.small import SMALL
+from benchmarks.small import SMALL, spread
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.config import with_values
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.trajectory import MODELS_OWN
@@ -85,7 +86,7 @@ class Conversation:
         ).trimmed()
 
 
-async def main(bench: BenchSettings) -> dict[str, Any]:
+async def figures(bench: BenchSettings) -> dict[str, Any]:
     if bench.parameters:
         return await large(bench.parameters, bench.publishes)
     with tempfile.TemporaryDirectory() as folder:
@@ -131,9 +132,9 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
         "publishes": bench.publishes,
         "engines": bench.engines,
         "bytes": sum(bucket.num_bytes for bucket in rank.served_weights().on_host()),
-        "pause_ms": _spread(pauses),
-        "total_ms": _spread(totals),
-        "copy_ms": _spread(copies),
+        "pause_ms": _ms(pauses),
+        "total_ms": _ms(totals),
+        "copy_ms": _ms(copies),
         "allowed_total_ms": round(3e3 * statistics.median(copies) + 100, 1),
         "compared_tokens": len(found),
         "of_them_in_conversations_begun_before_a_publish": resumed,
@@ -212,17 +213,18 @@ def _differences(rank: LearnerRank, rows: Sequence[TokenRow]) -> Any:
     return np.abs(expected - seen)
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    return {
-        "p50": round(1e3 * statistics.median(seconds), 1),
-        "min": round(1e3 * min(seconds), 1),
-        "max": round(1e3 * max(seconds), 1),
-    }
+def _ms(seconds: Sequence[float]) -> dict[str, float]:
+    return spread([1e3 * one for one in seconds], digits=1)
 
 
 _ids = iter(range(10**9))
 
-if __name__ == "__main__":
+
+def measure(bench: BenchSettings) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.disable(logging.WARNING)
-    print(json.dumps(asyncio.run(main(tyro.cli(BenchSettings)))))
+    print(json.dumps(asyncio.run(figures(bench))))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(BenchSettings, measure, None, description=__doc__))

@@ -3,6 +3,7 @@
 The publisher has no optimizer and no ranks: its weights lie whole in this process, as under ZeRO 0 to 2.
 """
 
+import json
 import statistics
 import tempfile
 import time
@@ -15,18 +16,30 @@ import torch
 
 from actors.generation.engine import Engine
 from actors.weights.buckets import WeightBucket, WeightEntry, checksum
+from actors.weights.model_parameters import SavedWeights
+from actors.weights.random_weights import write_random_weights
 from actors.weights.tensors import ServedWeights
-from benchmarks.random_model import make_random_model
 from benchmarks.small import SMALL
 from rstar_ray.config import with_values
 
+VOCABULARY = 32_000
+LAYER_PARAMETERS = 50_335_744
+SHAPE = {
+    "hidden_size": 2_048,
+    "intermediate_size": 6_144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 2_048,
+}
+"""Qwen3-1.7B's layers."""
 CHANGED = {"engine.kv_tokens": 4_096, "engine.max_running": 8, "engine.dtype": "bfloat16"}
 
 
 async def large(parameters: float, publishes: int) -> dict[str, Any]:
     """Seconds of each part, the smallest of `publishes`, and the pause over a copy of the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        weights = make_random_model(Path(folder), parameters, torch.bfloat16)
+        weights = _random_model(Path(folder), parameters)
         config = with_values(SMALL, CHANGED)
         engine = Engine(config, Path(folder))
         rounds: list[dict[str, float]] = []
@@ -64,6 +77,17 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
         "gb_per_s": {part: round(num_bytes / seconds / 1e9, 2) for part, seconds in least.items()},
         "pause_over_copy": round(statistics.median(one["load"] / one["copy"] for one in rounds), 2),
     }
+
+
+def _random_model(folder: Path, parameters: float) -> dict[str, torch.Tensor]:
+    """Of about so many parameters, a layer at least; returns the weights by name."""
+    layers = max(1, round((parameters - VOCABULARY * SHAPE["hidden_size"]) / LAYER_PARAMETERS))
+    config = {**SHAPE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16"}
+    config |= {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "tie_word_embeddings": True, "eos_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_random_weights(folder, torch.bfloat16)
+    saved = SavedWeights(folder)
+    return {name: saved.tensor(name) for name in saved.shapes()}
 
 
 def _copy_seconds(buckets: Sequence[WeightBucket]) -> float:

@@ -7,7 +7,6 @@ text, its rows, its metrics through a real Ray, probes of its processes, a trace
 process, its threads included; in a run it is spread over several, and no step waits for most of it.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -18,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import ray
+import tyro
 
 from actors.balancer_service import BalancerService
 from actors.cluster.auth import require_token_auth
@@ -34,6 +34,7 @@ from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import config_of
 from rstar_ray.run_dir.durable import append_row, read_rows
@@ -51,6 +52,12 @@ from scheduler.records import Grant, ReplicaLoad, RolloutLoad
 
 REPEATS = 7
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordingOptions:
+    run: Annotated[Path, tyro.conf.Positional]
+    """run directory"""
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -187,23 +194,16 @@ def measured(run: Path, folder: Path) -> Row:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run directory")
-    run = parser.parse_args().run
+def main(options: RecordingOptions) -> None:
     require_token_auth()
     address = os.environ.get("RAY_ADDRESS", "local")
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measured(run, Path(folder))))
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
+            print(json.dumps(measured(options.run, Path(folder))))
     finally:
         ray.shutdown()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(RecordingOptions, main, None, description=__doc__))

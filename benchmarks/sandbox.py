@@ -4,7 +4,6 @@ With REFERENCE=URL, a running Code Judge (0xWJ/code-judge), every measurement al
 the two, round by round, and ratios are given; machines differ and drift, so ratios count.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,12 +15,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
+from benchmarks.small import process_tree, spread
 from rstar_ray.config import SandboxConfig
+from rstar_ray.config.options import run_command
 from rstar_ray.outcome import Outcome
 from sandbox.isolation import IsolationLevel
 from sandbox.pool import SandboxPool
@@ -38,6 +40,19 @@ BATCH = 64
 WORKLOADS = [*PROGRAMS, "mix"]
 
 Call = Callable[[str], Awaitable[bool]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    level: Literal["namespaces", "landlock"] = "namespaces"
+    """`process` is measured beside it"""
+    workers: int = 0
+    """programs at once (default: one per core)"""
+    rounds: int = 5
+    seconds: float = 2.0
+    """per workload, round and side"""
+    burst: int = 45_000
+    """calls sent at once; 0 for none"""
 
 
 def code_of(workload: str, number: int) -> str:
@@ -138,23 +153,7 @@ class OwnServer:
 
     def resident_bytes(self) -> int:
         """Proportional memory of the server and everything below it (shared pages counted once)."""
-        return sum(_pss(pid) for pid in _tree(self.process.pid))
-
-
-def _tree(root: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-    found = {root}
-    while True:
-        more = {child for child, parent in parents.items() if parent in found} - found
-        if not more:
-            return found
-        found |= more
+        return sum(_pss(pid) for pid in process_tree(self.process.pid))
 
 
 def _pss(pid: int) -> int:
@@ -177,7 +176,7 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
+async def measure(options: BenchSettings) -> dict[str, Any]:
     """Everything, in the order of the output."""
     out: dict[str, Any] = {
         "bench": "sandbox",
@@ -209,7 +208,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _alternate(
-    ours: Call, theirs: Call | None, workload: str, callers: int, options: argparse.Namespace
+    ours: Call, theirs: Call | None, workload: str, callers: int, options: BenchSettings
 ) -> dict[str, Any]:
     mine: list[dict[str, float]] = []
     other: list[dict[str, float]] = []
@@ -219,14 +218,11 @@ async def _alternate(
             other.append(await load(theirs, workload, callers, options.seconds))
     row = summary(mine)
     if other:
-        ratios = _ratios(mine, other)
-        row["reference"] = summary(other)
-        row["ratio"] = round(statistics.median(ratios), 1)
-        row["ratio_spread"] = [round(min(ratios), 1), round(max(ratios), 1)]
+        row |= {"reference": summary(other), "ratio": _ratio(mine, other)}
     return row
 
 
-async def _many_callers(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
+async def _many_callers(ours: Call, options: BenchSettings) -> dict[str, Any]:
     """1,024 callers and 16, alternating."""
     many: list[dict[str, float]] = []
     few: list[dict[str, float]] = []
@@ -237,12 +233,7 @@ async def _many_callers(ours: Call, options: argparse.Namespace) -> dict[str, An
 
 
 def _ratio(one: list[dict[str, float]], other: list[dict[str, float]]) -> dict[str, float]:
-    ratios = _ratios(one, other)
-    return {
-        "median": round(statistics.median(ratios), 2),
-        "min": round(min(ratios), 2),
-        "max": round(max(ratios), 2),
-    }
+    return spread(_ratios(one, other), digits=2)
 
 
 def _ratios(one: list[dict[str, float]], other: list[dict[str, float]]) -> list[float]:
@@ -250,7 +241,7 @@ def _ratios(one: list[dict[str, float]], other: list[dict[str, float]]) -> list[
     return [a["calls_per_s"] / max(b["calls_per_s"], 1e-9) for a, b in zip(one, other, strict=True)]
 
 
-async def _levels(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
+async def _levels(ours: Call, options: BenchSettings) -> dict[str, Any]:
     """The pool without HTTP, at the level asked for and at `process`, and ours over HTTP, alternating."""
     levels = dict.fromkeys([options.level, "process"])
     rows: dict[str, list[dict[str, float]]] = {level: [] for level in levels}
@@ -273,18 +264,10 @@ def _end(signum: int, frame: object) -> None:
     sys.exit(128 + signum)
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
+def main(options: BenchSettings) -> None:
     signal.signal(signal.SIGTERM, _end)  # so that the server goes with us
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
-    levels = [str(IsolationLevel.NAMESPACES), str(IsolationLevel.LANDLOCK)]
-    parser.add_argument("--level", default=levels[0], choices=levels, help="`process` is measured beside it")
-    parser.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="per workload, round and side")
-    parser.add_argument("--burst", type=int, default=45_000, help="calls sent at once; 0 for none")
-    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+    print(json.dumps(asyncio.run(measure(options))))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(BenchSettings, main, None, description=__doc__))

@@ -4,7 +4,6 @@ What must come out: every call answered with the outcome its kind allows, memory
 process, descriptor, temporary file or mount more than before.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -14,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.sandbox import MIX, PROGRAMS
 from rstar_ray.config import SandboxConfig
+from rstar_ray.config.options import run_command
 from sandbox.isolation import FIRST_UID, IsolationLevel
 from sandbox.limits import standard_limits
 from sandbox.pool import SandboxPool
@@ -45,6 +45,14 @@ HOSTILE: list[tuple[str, set[str]]] = [
     ("def f(: pass", {"error"}),
     ("raise SystemExit(3)", {"error"}),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakOptions:
+    calls: int = 200_000
+    level: Literal["namespaces", "landlock", "process"] = "namespaces"
+    workers: int = 0
+    seed: int = 1
 
 
 def footprint() -> dict[str, int]:
@@ -78,7 +86,7 @@ def _resident_kb() -> int:
     return pages * resource.getpagesize() // 1024
 
 
-async def soak(options: argparse.Namespace) -> dict[str, Any]:
+async def soak(options: SoakOptions) -> dict[str, Any]:
     """Run the calls; the result says what was wrong, if anything was."""
     chooser = random.Random(options.seed)
     before = footprint()
@@ -133,18 +141,13 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Parse the command line, run, print; exit status 1 where something was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox_soak", description=__doc__)
-    parser.add_argument("--calls", type=int, default=200_000)
-    parser.add_argument("--level", default="namespaces", choices=[str(level) for level in IsolationLevel])
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=1)
-    found = asyncio.run(soak(parser.parse_args()))
+def main(options: SoakOptions) -> int:
+    """Exit status 1 where something was wrong."""
+    found = asyncio.run(soak(options))
     print(json.dumps(found))
     leaked = any(count > 0 for count in found["leaked"].values())
     return 1 if found["wrong"] or leaked or found["answered"] != found["calls"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(SoakOptions, main, None, description=__doc__))

@@ -7,17 +7,19 @@ before known. Beside them stand the best other rule, the lower bound, and the be
 length. A table goes to stderr, with every limit that is not kept; one JSON line to stdout.
 """
 
-import argparse
 import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from benchmarks.oracle import oracle_step
 from benchmarks.trace_kinds import NAMES, draw, kind_named
+from rstar_ray.config.checks import at_least, check_bounds
+from rstar_ray.config.options import run_command
+from rstar_ray.errors import ConfigError
 from scheduler.balancer import RULES, Balancer
 from scheduler.cost import placement_cost
 from scheduler.records import Registration, RolloutLoad
@@ -26,8 +28,8 @@ from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorResult,
 from scheduler.state import BLOCK_TOKENS
 from scheduler.traces.trace import TraceRollout
 
-OTHERS = [name for name in RULES if name != "expected_kv"]
-KINDS = ["bimodal", "heavy_tail", "slow_tools", "hard_last", *(f"family:{number}" for number in range(101, 105))]
+OTHERS = tuple(name for name in RULES if name != "expected_kv")
+KINDS = ("bimodal", "heavy_tail", "slow_tools", "hard_last", *(f"family:{number}" for number in range(101, 105)))
 SIBLINGS = 32
 SEATS = 1_024  # more than the KV ever fills: it is what replicas are short of
 LIMITS = {"first": (1.10, 0.02), "later": (1.02, 0.01)}
@@ -189,29 +191,31 @@ def summary(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def asked(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What a command line asks for; ends the process where that cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--replicas", type=int, help="default: 64, with --quick 4")
-    parser.add_argument("--kinds", nargs="+", default=KINDS, help=f"of {', '.join(NAMES)}, and family:NUMBER")
-    parser.add_argument("--demands", nargs="+", type=float, default=[0.95, 1.5, 3.0])
-    parser.add_argument("--rules", nargs="+", choices=OTHERS, default=OTHERS)
-    args = parser.parse_args(argv)
-    if args.replicas is None:
-        args.replicas = 4 if args.quick else 64
-    if args.replicas < 1:
-        parser.error(f"--replicas: {args.replicas} is too small; give at least 1")
-    for name in args.kinds:
-        base, _, number = name.partition(":")
-        if base not in NAMES or (number and (base != "family" or not number.isdecimal())):
-            parser.error(f"--kinds: {name!r} is none of {', '.join(NAMES)}, or family:NUMBER")
-    return args
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    quick: bool = False
+    """4 replicas instead of 64"""
+    replicas: Annotated[int, at_least(0)] = 0
+    """0: as --quick says"""
+    kinds: tuple[str, ...] = KINDS
+    """named kinds of traces, and family:NUMBER"""
+    demands: tuple[float, ...] = (0.95, 1.5, 3.0)
+    """KV that all rollouts need over what there is"""
+    rules: tuple[str, ...] = OTHERS
+    """what `expected_kv` is compared with"""
+
+    def __post_init__(self) -> None:
+        check_bounds("", self)
+        for name in self.kinds:
+            base, _, number = name.partition(":")
+            if base not in NAMES or (number and (base != "family" or not number.isdecimal())):
+                raise ConfigError("--kinds", f"no such kind (got {name!r})", f"of {', '.join(NAMES)}, or family:NUMBER")
+        if unknown := [rule for rule in self.rules if rule not in OTHERS]:
+            raise ConfigError("--rules", f"no such rule (got {unknown[0]!r})", f"of {', '.join(OTHERS)}")
 
 
-def main() -> None:
-    args = asked()
-    replicas = args.replicas
+def main(args: BenchSettings) -> None:
+    replicas = args.replicas or (4 if args.quick else 64)
     rows: list[Row] = []
     print(f"simulated, {replicas} replicas, {8 * SIBLINGS * replicas} rollouts\n{HEAD}", file=sys.stderr, flush=True)
     for name in args.kinds:
@@ -231,4 +235,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(BenchSettings, main, None, description=__doc__))

@@ -5,17 +5,22 @@ three times: by its own answer, by the same answer in another spelling, and by t
 covers this process and the sandbox. CASES.json is a list of `{"gold": ..., "prediction": ..., "equal": ...}`.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
+
+from benchmarks.small import process_tree
 from rstar_ray.config import SandboxConfig
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import SandboxError
 from rstar_ray.reward.judge import math_reward
 from sandbox.equality import equal_expressions
@@ -24,6 +29,18 @@ from sandbox.pool import SandboxPool
 AT_ONCE = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SUM = re.compile(r"([\w^{}\\]+) \+ ([\w^{}\\]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    problems: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """JSON lines with an `answer` each"""
+    cases: Path | None = None
+    """labelled cases, for the agreement"""
+    limit: int | None = None
+    """problems read per file (default: all)"""
+    slots: int = 1
+    """comparisons at once"""
 
 
 class Tools:
@@ -51,20 +68,7 @@ def respelled(answer: str) -> str:
 
 def cpu_s() -> float:
     """CPU time of this process and everything below it, children that ended included."""
-    parents: dict[int, int] = {}
-    used: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-            used[int(entry.name)] = sum(map(int, fields[11:15]))
-    tree = {os.getpid()}
-    while more := {child for child, parent in parents.items() if parent in tree} - tree:
-        tree |= more
-    return sum(used[pid] for pid in tree) / _TICKS_PER_S
+    return sum(sum(map(int, fields[11:15])) for fields in process_tree(os.getpid()).values()) / _TICKS_PER_S
 
 
 async def judge_all(pairs: Sequence[tuple[str, str]], tools: Tools) -> list[float | None]:
@@ -81,7 +85,7 @@ async def judge_all(pairs: Sequence[tuple[str, str]], tools: Tools) -> list[floa
     return await asyncio.gather(*[one(*pair) for pair in pairs])
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
+async def measure(options: VerifyOptions) -> dict[str, Any]:
     out: dict[str, Any] = {"bench": "verify", "sets": {}}
     async with SandboxPool(SandboxConfig(slots=options.slots, warm=("lean",))) as pool:
         await equal_expressions(pool.run, [("\\sqrt{12}", "2\\sqrt{3}")])  # starts the warm server
@@ -126,14 +130,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.verify", description=__doc__)
-    parser.add_argument("problems", nargs="*", type=Path, help="JSON lines with an `answer` each")
-    parser.add_argument("--cases", type=Path, help="labelled cases, for the agreement")
-    parser.add_argument("--limit", type=int, default=None, help="problems read per file (default: all)")
-    parser.add_argument("--slots", type=int, default=1, help="comparisons at once")
-    print(json.dumps(asyncio.run(measure(parser.parse_args())), ensure_ascii=False))
+def main(options: VerifyOptions) -> None:
+    print(json.dumps(asyncio.run(measure(options)), ensure_ascii=False))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(VerifyOptions, main, None, description=__doc__))
