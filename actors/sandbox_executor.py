@@ -27,10 +27,10 @@ from rstar_ray.telemetry.registry import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.equality import equal_expressions
 from sandbox.limits import patience_s, program_limits, tool_limits
+from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.pool_metrics import PoolStats, lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
-from sandbox.tool_text import tool_text
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from actors.remote import in_group, probe_of
 from actors.service import Service, ServiceActor
 from rstar_ray.config import ToolsConfig, own_environments
 from rstar_ray.errors import RStarError
-from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost
+from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, Pulse, ToolHost
 from rstar_ray.tools.loader import load_environment, load_tools
-from rstar_ray.tools.pulse import Pulse
 from rstar_ray.tools.spec import ToolSpec
 
 log = logging.getLogger(__name__)

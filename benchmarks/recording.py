@@ -27,8 +27,7 @@ from actors.balancer_service import BalancerService
 from actors.cluster.auth import require_token_auth
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.replica_metrics import ReplicaMetrics
-from actors.generation.rollout_traces import RolloutTraces
-from actors.generation.spans import Activity, Span
+from actors.generation.rollout_traces import Activity, RolloutTraces, Span
 from actors.health.heartbeat import own_memory_bytes
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.load_chat import load_chat

@@ -29,9 +29,9 @@ from rstar_ray.reward.find import find_answer
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.tiny.tiny_problems import generate_problems
 from sandbox.limits import program_limits
+from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
-from sandbox.tool_text import tool_text
 
 LIMITS = records.RolloutLimits(max_response_tokens=192, max_turns=4, max_context_tokens=512, max_calls_per_turn=1)
 ALGORITHM = AlgorithmConfig()

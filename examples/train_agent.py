@@ -19,9 +19,9 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Problem
 from sandbox.limits import program_limits
+from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
-from sandbox.tool_text import tool_text
 
 MAX_TURNS = 10
 

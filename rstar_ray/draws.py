@@ -13,12 +13,11 @@ from typing import Any, Self
 
 from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw, draw_mix, mix_counts, present
-from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, roll_out, rollout_requests
+from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, has_signal, resample, roll_out, rollout_requests
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.run_dir.served_weights import ServedWeights
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
-from rstar_ray.training_rows import has_signal, resample
 from rstar_ray.trajectory import Problem, RolloutRequest
 
 log = logging.getLogger(__name__)

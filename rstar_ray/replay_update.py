@@ -18,7 +18,7 @@ from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.context import Learner
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.rollouts import FinishedRollout, TrainingRow, TrajectoryRef
+from rstar_ray.rollouts import FinishedRollout, TrainingRow, TrajectoryRef, resample, training_rows
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name, flatten
@@ -28,7 +28,6 @@ from rstar_ray.run_dir.metrics import current_row
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.stages import previous_checkpoint
 from rstar_ray.telemetry.registry import STEP_METRICS
-from rstar_ray.training_rows import resample, training_rows
 from rstar_ray.trajectory import Trajectory
 
 COMPARED = tuple(metric.name for metric in STEP_METRICS if metric.group == "update")

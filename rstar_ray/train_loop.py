@@ -14,11 +14,10 @@ from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.draws import Draw, Draws
 from rstar_ray.errors import RStarError
-from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef
+from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef, resample, training_rows
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.stage_progress import StageProgress
-from rstar_ray.training_rows import resample, training_rows
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""

@@ -23,9 +23,9 @@ from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.case_check import check_case, read_cases
 from sandbox.isolation import IsolationLevel
 from sandbox.limits import CEILINGS, MIB, Limits, standard_limits
+from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
-from sandbox.tool_text import tool_text
 
 if TYPE_CHECKING:
     from sandbox.http.server import ServerConfig

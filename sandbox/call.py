@@ -1,14 +1,62 @@
-"""One accepted call on its way, and what its cell is told."""
+"""Accepted calls: on their way, waiting in a queue that serves callers in turn, and what a cell is told."""
 
 import asyncio
 import sys
+from collections import deque
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from sandbox.isolation import IsolationLevel
 from sandbox.jail import cpp_program, cut, preload, wire
 from sandbox.outcomes import kept_bytes
 from sandbox.processes import WorkerHandle
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """First in, first out within a caller; round-robin between callers, so none starves another."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[T]] = {}
+        self._turns: deque[str] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def push(self, caller: str, item: T) -> None:
+        """Queue behind the caller's own items."""
+        self._of(caller).append(item)
+
+    def push_front(self, caller: str, item: T) -> None:
+        """Queue an item that has waited already, before all others."""
+        self._of(caller).appendleft(item)
+        self._turns.remove(caller)
+        self._turns.appendleft(caller)
+
+    def first(self) -> T:
+        """The item that `pop` would return."""
+        return self._waiting[self._turns[0]][0]
+
+    def pop(self) -> T:
+        """Take the next item of the caller whose turn it is."""
+        caller = self._turns.popleft()
+        own = self._waiting[caller]
+        item = own.popleft()
+        if own:
+            self._turns.append(caller)
+        else:
+            del self._waiting[caller]
+        return item
+
+    def _of(self, caller: str) -> deque[T]:
+        own = self._waiting.get(caller)
+        if own is None:
+            own = self._waiting[caller] = deque()
+            self._turns.append(caller)
+        return own
+
 
 MAX_TEXT_BYTES = (
     1024 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""From what a cell saw to the result a caller gets."""
+"""From what a cell saw to the result a caller gets, and to what the model reads of it."""
 
 import os
 import signal
@@ -95,3 +95,28 @@ def _text(head: bytes, tail: bytes, total_chars: int, limit: int, head_share: fl
     if total_chars:
         return cut.join_kept(head, tail, total_chars, limit, head_share)
     return cut.cut_text(head.decode("utf-8", "replace"), limit, head_share)
+
+
+def tool_text(result: ExecutionResult) -> str:
+    """Render a result: what was printed, else the last expression's value; errors with their traceback."""
+    parts = [text for text in (result.stdout or result.value, _trouble(result)) if text]
+    return "\n".join(part.strip("\n") for part in parts)
+
+
+def _trouble(result: ExecutionResult) -> str:
+    if result.outcome is Outcome.OK:
+        return ""
+    note = _NOTES.get(result.outcome, "")
+    if result.outcome is Outcome.KILLED:
+        note = f"The program was {result.reason or 'ended by a signal'}."
+    elif result.outcome is Outcome.ERROR and not result.stderr:
+        note = f"The program exited with status {result.exit_status}."
+    return "\n".join(text for text in (result.stderr.strip("\n"), note) if text)
+
+
+_NOTES = {
+    Outcome.TIMEOUT: "Execution timed out.",
+    Outcome.OUT_OF_MEMORY: "Out of memory.",
+    Outcome.OUTPUT_LIMIT: "The program printed too much and was ended.",
+    Outcome.INVALID: "The program could not be run.",
+}

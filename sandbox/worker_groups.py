@@ -12,9 +12,8 @@ from typing import Protocol
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
 from sandbox import supervision
-from sandbox.call import Call
+from sandbox.call import Call, FairQueue
 from sandbox.errors import InterpreterFailed, SandboxSlow
-from sandbox.fair_queue import FairQueue
 from sandbox.isolation import MAX_THREADS, IsolationLevel, jail_spec, program_path
 from sandbox.jail import preload, wire
 from sandbox.processes import ForkServer, WorkerHandle

@@ -6,12 +6,12 @@ A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in separate proce
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import LoadMeter
 from actors.generation.served_adapter import ServedAdapter
 from actors.generation.vllm_private import cache_sizes, refuse_without_prefix_salts
@@ -24,6 +24,64 @@ from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import MODELS_OWN, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
 from scheduler.records import ReplicaLoad
+
+SampleFn = Callable[[Sequence[int], int], Awaitable[object]]
+"""Sample so many tokens after these."""
+
+ROUNDS = 3
+FEW_TOKENS, MORE_TOKENS = 4, 16  # sampled by each request
+SHORT_PROMPT, LONG_PROMPT = 16, 2_048  # tokens, at most
+MANY = 32  # requests at once, at most
+FIRST_TOKEN, TOKENS = 8, 50  # prompts are made of so many different ones, which every vocabulary has
+LEAST_STEP_S = 1e-6  # whatever the clock says
+
+
+async def measure_cost(
+    sample: SampleFn,
+    *,
+    context_tokens: int,
+    kv_tokens: int,
+    max_running: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EngineCost:
+    """`context_tokens` a request may have, `kv_tokens` all of them hold, `max_running` decode at once."""
+    room = min(context_tokens, kv_tokens) - MORE_TOKENS
+    short, long = min(SHORT_PROMPT, max(1, room // 2)), min(LONG_PROMPT, max(2, room // 2))
+    many = max(1, min(MANY, max_running, (kv_tokens - long) // (2 * MORE_TOKENS + SHORT_PROMPT)))
+    salt = 0
+
+    def prompt(tokens: int) -> list[int]:
+        """A new one, which no cache has."""
+        nonlocal salt
+        salt += 1
+        return [FIRST_TOKEN + (salt * 7 + place * place * salt) % TOKENS for place in range(tokens)]
+
+    async def seconds(prompt_ids: Sequence[int], tokens: int, requests: int) -> float:
+        began = clock()
+        await asyncio.gather(*(sample(prompt_ids, tokens) for _ in range(requests)))
+        return clock() - began
+
+    async def step_s(tokens: int, requests: int) -> float:
+        """A decode step of so many requests, after a prompt of so many tokens that they share."""
+        shared = prompt(tokens)
+        await seconds(shared, 1, 1)
+        few = min([await seconds(shared, FEW_TOKENS, requests) for _ in range(ROUNDS)])
+        more = min([await seconds(shared, MORE_TOKENS, requests) for _ in range(ROUNDS)])
+        return max(LEAST_STEP_S, (more - few) / (MORE_TOKENS - FEW_TOKENS))
+
+    async def prefill_s(tokens: int) -> float:
+        return min([await seconds(prompt(tokens), 1, 1) for _ in range(ROUNDS)])
+
+    one, all_short, all_long = await step_s(short, 1), await step_s(short, many), await step_s(long, many)
+    brief, whole = await prefill_s(short), await prefill_s(long)
+    per_sequence_s = min(one, max(0.0, (all_short - one) / max(1, many - 1)))
+    return EngineCost(
+        fixed_s=max(LEAST_STEP_S, one - per_sequence_s),
+        per_sequence_s=per_sequence_s,
+        per_context_s=max(0.0, (all_long - all_short) / (many * (long - short))),
+        per_prefill_s=max(0.0, (whole - brief) / (long - short)),
+    )
+
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

@@ -13,8 +13,7 @@ from actors.balancer_service import BalancerService
 from actors.cluster.devices import see_own_gpu_first
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.engine import Engine, EngineFacts
-from actors.generation.journal_writer import JournalWriter
-from actors.generation.outbox import Ended, without_tokens
+from actors.generation.outbox import Ended, JournalWriter, without_tokens
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.served_adapter import adapter_to_serve

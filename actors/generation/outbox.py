@@ -1,11 +1,18 @@
-"""What a worker sends: turns to the balancer, finished rollouts to the driver."""
+"""What leaves a worker: reports to the balancer, finished trajectories to the driver, finished turns to the journal."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from actors.remote import Batch
+from rstar_ray.agent.journal import TurnJournal, weights_of
 from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.trajectory import Trajectory, TrajectorySummary
 from scheduler.records import RolloutLoad, TurnReport
@@ -80,3 +87,108 @@ def with_refs(ended: Sequence[Ended], parts: Sequence[Any]) -> list[FinishedRoll
         rollouts.append(FinishedRollout(summary=one, ref=TrajectoryRef(parts[part], position)))
         index += 1
     return rollouts
+
+
+log = logging.getLogger(__name__)
+
+DISK_PATIENCE_S = 10.0
+"""Longest wait for one write: reports to the balancer wait for it."""
+MAX_UNWRITTEN_BYTES = 2**28
+"""Held in memory while the disk is slow; beyond it the disk counts as failed."""
+
+
+class JournalWriter:
+    """The turns that one worker plays. Without a journal nothing survives the worker.
+
+    A journal that cannot be written is reported once, and tried again with the next weights, when a step's file
+    begins. Writes run in a thread, one after the other, and never on the event loop.
+    """
+
+    def __init__(self, journal: TurnJournal | None, *, where: str = "the journal") -> None:
+        """`where`: the journal's name in log messages."""
+        self._journal = journal
+        self._where = where
+        self._failed = False  # the journal, under these weights
+        self._reported = False  # that it fails
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="journal")  # its thread starts with the first write
+        self._late: asyncio.Future[None] | None = None  # a write that took longer than `DISK_PATIENCE_S`
+        self._served = {0: 0}  # checksum by version; those of the model folder
+        self._weights = 0  # of the newest
+        self._unnamed: list[tuple[RolloutState, RolloutState]] = []  # sampled by a version whose checksum is to come
+
+    def serve(self, version: int, weights: int) -> None:
+        """From now on this version samples the turns; `weights` is its checksum."""
+        self._served[version] = weights
+        self._weights = weights
+        self._failed = False
+        unnamed, self._unnamed = self._unnamed, []
+        for before, after in unnamed:
+            self._add(before, after)
+
+    def turn_finished(self, before: RolloutState, after: RolloutState) -> None:
+        """Record the turn between two states; the next `flush` brings it to the disk.
+
+        A turn may end just before this learns the checksum of the version that sampled it: it is recorded then.
+        """
+        if self._journal is not None and not self._failed and not self._add(before, after):
+            self._unnamed.append((before, after))
+
+    def _add(self, before: RolloutState, after: RolloutState) -> bool:
+        assert self._journal is not None
+        versions = after.policy_versions[len(before.policy_versions) :]
+        weights = weights_of(versions, self._served) if versions else self._weights
+        if weights is not None:
+            self._journal.add(before, after, weights)
+        return weights is not None
+
+    def restarted(self, state: RolloutState) -> None:
+        """The rollout restarts from its prompt: its earlier turns no longer count."""
+        if self._journal is not None and not self._failed:
+            self._journal.restart(state, self._weights)
+
+    async def flush(self) -> None:
+        """Everything recorded so far is on disk, or a warning says that it is not."""
+        if self._journal is None or self._failed or not (self._late or self._journal.has_unwritten):
+            return
+        if self._late is not None and not self._late.done():
+            self._failed = self._journal.unwritten_bytes > MAX_UNWRITTEN_BYTES
+            return
+        late, self._late = self._late, None
+        try:
+            if late is not None:
+                late.result()
+            if self._journal.has_unwritten:
+                await self._on_disk(self._journal.flush)
+        except DeadlineExceeded as slow:
+            self._report(str(slow))
+        except (OSError, ValueError, RuntimeError) as failed:  # RuntimeError: no thread could be started
+            self._failed = True
+            self._report(str(failed))
+        else:
+            if self._reported:
+                self._reported = False
+                log.warning("%s is written again", self._where)
+
+    async def close(self) -> None:
+        if self._journal is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError, DeadlineExceeded):
+                await self._on_disk(self._journal.close)
+        self._disk.shutdown(wait=False)
+
+    def _report(self, why: str) -> None:
+        if not self._reported:
+            self._reported = True
+            log.warning(
+                "%s cannot be written (%s): turns that finish now are sampled again if this worker dies",
+                self._where,
+                why,
+            )
+
+    async def _on_disk(self, write: Callable[[], None]) -> None:
+        writing = asyncio.get_running_loop().run_in_executor(self._disk, write)
+        try:
+            patience = asyncio.shield(writing)
+            await within(patience, DISK_PATIENCE_S, waiter="worker", owner="disk", reason=self._where, poll=True)
+        except DeadlineExceeded:
+            self._late = writing  # it continues, and so do the writes behind it
+            raise

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from actors.generation.rollout_traces import RolloutTraces
-from actors.generation.spans import Activity, Span
+from actors.generation.rollout_traces import Activity, RolloutTraces, Span
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.trajectory import Trajectory

@@ -2,13 +2,33 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 
-from actors.generation.spans import Activity, Span
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
 from rstar_ray.trajectory import Completion, Trajectory
 from scheduler.records import Grant
+
+
+class Activity(StrEnum):
+    """What a rollout does in a span."""
+
+    QUEUED = "queued"  # admitted, but waiting inside the engine
+    GENERATE = "generate"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One rollout, one activity, on one replica."""
+
+    replica_id: str
+    rollout_id: str
+    activity: Activity
+    start_s: float
+    end_s: float
 
 
 class RolloutTraces:

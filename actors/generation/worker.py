@@ -17,10 +17,9 @@ from ray.exceptions import RayError, RayTaskError
 from actors.agents.agent_client import Agents
 from actors.balancer_service import BalancerService
 from actors.generation.engine import Engine, EngineFacts
-from actors.generation.journal_writer import JournalWriter
-from actors.generation.outbox import Outbox, rollout_load
+from actors.generation.outbox import JournalWriter, Outbox, rollout_load
 from actors.generation.replica_metrics import ReplicaMetrics
-from actors.generation.spans import Activity
+from actors.generation.rollout_traces import Activity
 from actors.remote import AckedQueue, Batch, Remote
 from actors.tool_client import Tools
 from actors.weights.transfer import LoadedWeights

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from rstar_ray.config import RunConfig, leaves, may_change, own_rules
 from rstar_ray.config.options import spelled
-from rstar_ray.evaluation.own_code_digest import own_code
+from rstar_ray.evaluation.request_digest import own_code
 from rstar_ray.run_dir.folder import RunDir, flatten
 
 ASKED = ("chat.", "rollout.instruct", "tools.", "reward.")

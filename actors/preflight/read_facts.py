@@ -23,7 +23,7 @@ from actors.preflight.required_paths import Needed
 from rstar_ray.config import SandboxConfig
 from rstar_ray.config.machines import Isolation
 from rstar_ray.errors import RStarError
-from rstar_ray.evaluation.own_code_digest import own_code
+from rstar_ray.evaluation.request_digest import own_code
 
 IMPORT_DEADLINE_S = 180.0
 CAP_IPC_LOCK = 14

@@ -16,9 +16,9 @@ from rstar_ray.tools.loader import tool_specs
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
 from sandbox.limits import Limits, program_limits, tool_limits
+from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
-from sandbox.tool_text import tool_text
 
 Message = Mapping[str, Any]
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar_ray.chat.call_syntax import MISTRAL_MARKER, Marked, WrittenCall
-from rstar_ray.chat.streamed import Heard, Streamed
+from rstar_ray.chat.streamed import Heard, Streamed, where_calls_stand
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.chat.thoughts import where_calls_stand
 from rstar_ray.chat.tool_calls import written_calls
 from rstar_ray.tools.schema import typed
 

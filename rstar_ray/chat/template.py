@@ -15,7 +15,7 @@ from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.instructions import instructions, opened
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import PROBE_NAME, SAID, resolve, thinking_switches
-from rstar_ray.chat.thoughts import spoken, where_calls_stand
+from rstar_ray.chat.streamed import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec

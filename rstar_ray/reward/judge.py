@@ -8,9 +8,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 from rstar_ray.config import RewardConfig
 from rstar_ray.config.own_code import READ_AT_PLACE, READ_LOOSELY, REWARDS, own_rewards
 from rstar_ray.errors import ConfigError, JudgeError
-from rstar_ray.reward.choice import chosen_letter
 from rstar_ray.reward.code_problems import RunProgramFn, read_cases, share_passed
-from rstar_ray.reward.find import Place, as_integer, find_answer, last_program, spoken
+from rstar_ray.reward.find import Place, as_integer, chosen_letter, find_answer, last_program, spoken
 from rstar_ray.reward.maths import Compare, same_mathematics
 from rstar_ray.reward.own_function import OwnReward
 from rstar_ray.reward.reward_calls import read_wanted, same_calls

@@ -8,6 +8,7 @@ that it is lost.
 import asyncio
 import contextlib
 import inspect
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -18,6 +19,27 @@ from rstar_ray.reward.value import finite
 from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.tool import Tool, ToolFailed
 from rstar_ray.trajectory import Problem, StopReason, ToolMemory
+
+
+class Pulse:
+    """Of a loop that a function may hold up, and with it all that the loop serves. Asked from one other thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked_s: float | None = None  # since when a beat is unanswered
+
+    def held_up_s(self) -> float:
+        """How long the loop has left the beat unanswered that this was the first to ask for; asks for the next."""
+        asked_s = self._asked_s
+        if asked_s is not None:
+            return time.monotonic() - asked_s
+        self._asked_s = time.monotonic()
+        self._loop.call_soon_threadsafe(self._turned)
+        return 0.0
+
+    def _turned(self) -> None:
+        self._asked_s = None
+
 
 MAX_STATES = 100_000
 """Of one host; the longest unused goes first, as if it were lost."""

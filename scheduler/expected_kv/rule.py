@@ -1,17 +1,258 @@
 """Our rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
 
+import heapq
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from math import inf
 
-from scheduler.expected_kv.admission_order import AdmissionOrder
+import numpy as np
+
 from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Z_SPAN, Caution
-from scheduler.expected_kv.learned import Learned
-from scheduler.expected_kv.lengths import Lengths
-from scheduler.expected_kv.moves import Moves
+from scheduler.expected_kv.estimate import Floats
+from scheduler.expected_kv.learned import Learned, MoveCounts
+from scheduler.expected_kv.lengths import NUM_HORIZONS, Group, Lengths
 from scheduler.expected_kv.room import Room
 from scheduler.records import Move
 from scheduler.rules import Change, PlacementRule
 from scheduler.state import Replica, Rollout, State
+
+MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
+PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once
+# engines do preempt, as much again as they have thrown away
+PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
+WAIT_Z = 0.0  # the same, to send some back to wait: they do so only where an overflow is more likely than not
+LEAD_TURNS = 1.0  # a rollout that is asked to leave does so at the end of its turn
+MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
+
+RELIEVED = "moved here, before the cache of its replica overflows"
+EMPTIER = "moved here, where less than half as much KV is in use"
+
+
+class Moves:
+    """Looks at rollouts that have ended a turn since the last look."""
+
+    def __init__(self, state: State, lengths: Lengths, room: Room, caution: Caution) -> None:
+        self.state = state
+        self._lengths = lengths
+        self._room = room
+        self._caution = caution
+        self._turned: list[Rollout] = []
+        self._bound_for: dict[str, str] = {}  # of those asked to leave and not there yet: id, replica
+        self._turns = 0
+        self._moved_tokens = 0
+        self._preempted_tokens = 0
+        self._generated_before = 0  # by earlier incarnations
+
+    def turn_ended(self, rollout: Rollout) -> None:
+        self._turned.append(rollout)
+        self._turns += 1
+
+    def arrived(self, rollout: Rollout) -> None:
+        """It runs on a replica, or is over."""
+        if (target := self._bound_for.pop(rollout.load.rollout_id, None)) is not None:
+            self._room.expect_no_longer(rollout, target)
+
+    def preempted(self, replica: Replica, times: int) -> None:
+        """The engine drops contexts: as many tokens may be spent on relief, which recomputes each context once."""
+        contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
+        self._preempted_tokens += times * contexts // max(1, len(replica.residents))
+
+    @property
+    def _generated_tokens(self) -> int:
+        return self._generated_before + self.state.generated_tokens
+
+    def counts(self) -> MoveCounts:
+        return MoveCounts(
+            generated_tokens=self._generated_tokens,
+            turns=self._turns,
+            moved_tokens=self._moved_tokens,
+            preempted_tokens=self._preempted_tokens,
+        )
+
+    def load_counts(self, before: MoveCounts) -> None:
+        """Continue counting from these."""
+        self._generated_before = before.generated_tokens - self.state.generated_tokens
+        self._turns, self._moved_tokens = before.turns, before.moved_tokens
+        self._preempted_tokens = before.preempted_tokens
+
+    def decide(self, *, some_wait: bool) -> Sequence[Move]:
+        """Away from a replica about to overflow, and, once nothing waits, from a full one to one less than half as
+        full, where enough is still to come. From one that overflows all the same some go back to wait.
+        """
+        turned, self._turned = self._turned, []
+        moves: list[Move] = []
+        used: dict[str, float] = {}
+        overfull: dict[str, Replica] = {}
+        for rollout in turned:
+            source = rollout.replica
+            if source is None or rollout.leaving:
+                continue
+            context = rollout.load.context_tokens
+            pressed = self._room.peak(source, PRESSED_Z, staying=True) > source.kv_capacity_tokens
+            if pressed:
+                overfull[source.replica_id] = source
+            elif some_wait:
+                continue
+            share = PRESSED_SHARE if pressed else MOVE_SHARE
+            allowed = share * self._generated_tokens + (self._preempted_tokens if pressed else 0)
+            if self._moved_tokens + context > allowed:
+                continue
+            used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.state.open()}
+            target = self._relief(rollout, source) if pressed else self._emptiest(rollout, source, used)
+            if target is None:
+                continue
+            rollout.prefer = target
+            rollout.why = RELIEVED if pressed else EMPTIER
+            used[target] += context
+            used[source.replica_id] = used.get(source.replica_id, 0.0) - context
+            moves.append(self._asked_to_leave(rollout, source, target))
+        for source in overfull.values() if self._caution.spares_contexts else ():
+            moves += self._sent_to_wait(source)
+        return moves
+
+    def _asked_to_leave(self, rollout: Rollout, source: Replica, target: str | None) -> Move:
+        rollout.leaving = True
+        if target is not None:
+            self._bound_for[rollout.load.rollout_id] = target
+        self._room.asked_to_leave(rollout, source, target)
+        self._moved_tokens += rollout.load.context_tokens
+        return Move(rollout.load.rollout_id, source.replica_id, target)
+
+    def _sent_to_wait(self, source: Replica) -> list[Move]:
+        """The shortest contexts of a replica that overflows before its residents have ended another turn.
+
+        An engine out of blocks takes them from contexts whose rollouts are at a tool, and computes those again at every
+        turn; a context that waits is computed once.
+        """
+        turn_tokens = self._generated_tokens / max(1, self._turns)
+        stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
+        stay.sort(key=lambda rollout: rollout.load.context_tokens, reverse=True)
+        moves: list[Move] = []
+        allowed = self._preempted_tokens if self._lengths.has_history else inf
+        while len(stay) > 1 and self._moved_tokens + stay[-1].load.context_tokens <= allowed:
+            peak = self._room.peak(source, WAIT_Z, staying=True, within_tokens=LEAD_TURNS * turn_tokens)
+            if peak <= source.kv_capacity_tokens:
+                break
+            moves.append(self._asked_to_leave(stay.pop(), source, None))
+        return moves
+
+    def _emptiest(self, rollout: Rollout, source: Replica, used: dict[str, float]) -> str | None:
+        """The emptiest other replica, where moving there is worth it."""
+        target = min((name for name in used if name != source.replica_id), key=used.__getitem__, default=None)
+        if target is None:
+            return None
+        context = rollout.load.context_tokens
+        if used[target] + context > 0.5 * (self._room.used_tokens(source) - context):
+            return None
+        if MOVE_GAIN * self._lengths.remaining_tokens(rollout) < context:
+            return None
+        return target if self._room.fits(self.state.replicas[target], rollout) else None
+
+    def _relief(self, rollout: Rollout, source: Replica) -> str | None:
+        """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
+        others = [r for r in self.state.open() if r is not source and r.has_seat]
+        target = min(others, key=lambda r: self._room.peak(r, PRESSED_Z) / r.kv_capacity_tokens, default=None)
+        if target is None:
+            return None
+        peak = self._room.peak(target, PRESSED_Z, rollout)
+        least = min(target.kv_capacity_tokens, self._room.peak(source, PRESSED_Z, staying=True))
+        return target.replica_id if peak <= least else None
+
+
+PROBES = 4  # siblings of each group that start before groups are ranked by length
+OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
+
+
+class AdmissionOrder:
+    """All waiting rollouts."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._ranked: list[tuple[int, int, float, int, Group]] = []  # heap: draw, probes done, minus length, tie
+        self._resumed: OrderedDict[str, Rollout] = OrderedDict()  # by draw
+        self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
+        self.taken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._ranked or self._resumed)
+
+    def add(self, rollout: Rollout) -> None:
+        group, load = self._lengths.track(rollout), rollout.load
+        if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
+            group.fresh[load.rollout_id] = rollout
+            self._arrivals.append(rollout)
+        else:
+            behind = next(reversed(self._resumed.values()), None)
+            self._resumed[load.rollout_id] = rollout
+            if behind is not None and behind.load.draw > load.draw:
+                for other in sorted(self._resumed.values(), key=lambda waiting: waiting.load.draw):
+                    self._resumed.move_to_end(other.load.rollout_id)
+
+    def remove(self, rollout: Rollout) -> None:
+        """It waits no longer: it runs on a replica, or was cancelled."""
+        self._resumed.pop(rollout.load.rollout_id, None)
+        group = self._lengths.group_of(rollout)
+        if group.fresh.pop(rollout.load.rollout_id, None) is not None:
+            group.started += 1
+
+    def leaks(self) -> list[str]:
+        return [f"{len(self._resumed)} interrupted rollouts still queued"] if self._resumed else []
+
+    def rank(self) -> None:
+        """Sort groups by their expected length."""
+        self._ranked = [
+            (group.draw, min(group.started, PROBES), -self._expected(group), tie, group)
+            for tie, group in enumerate(self._lengths.groups.values())
+            if group.fresh
+        ]
+        heapq.heapify(self._ranked)
+
+    def _expected(self, group: Group) -> float:
+        fresh = group.budgets.fresh_of(group)
+        assert fresh is not None
+        return float(fresh.length_G[group.index])
+
+    def demand(self) -> Floats:
+        """KV [H] that all waiting rollouts are expected to need if they started now, each group's prompt once."""
+        demand_H = np.zeros(NUM_HORIZONS)
+        for rollout in self._resumed.values():
+            demand_H += self._lengths.rows_of(rollout)[0] + self._lengths.group_of(rollout).prompt_tokens
+        for group in self._lengths.groups.values():
+            if group.fresh and (fresh := group.budgets.fresh_of(group)) is not None:
+                demand_H += group.prompt_tokens + len(group.fresh) * fresh.demand_GH[group.index]
+        return demand_H
+
+    def next(self) -> Rollout | None:
+        while self._ranked and not self._ranked[0][-1].fresh:
+            heapq.heappop(self._ranked)
+        draw = self._ranked[0][0] if self._ranked else None
+        resumed = next(iter(self._resumed.values()), None)
+        if resumed is not None and (draw is None or resumed.load.draw <= draw):
+            return resumed
+        if self.taken % OLDEST_EVERY == OLDEST_EVERY - 1 and (oldest := self._oldest()) and oldest.load.draw == draw:
+            return oldest
+        return next(iter(self._ranked[0][-1].fresh.values())) if self._ranked else None
+
+    def _oldest(self) -> Rollout | None:
+        while self._arrivals:
+            rollout = self._arrivals[0]
+            if rollout.replica is None and rollout.length_row >= 0:
+                return rollout
+            self._arrivals.popleft()
+        return None
+
+    def take(self, rollout: Rollout) -> None:
+        """It starts now."""
+        self.taken += 1
+        if self._resumed.pop(rollout.load.rollout_id, None) is not None:
+            return
+        group = self._lengths.group_of(rollout)
+        del group.fresh[rollout.load.rollout_id]
+        group.started += 1
+        if self._ranked and self._ranked[0][-1] is group:
+            draw, _, length, tie, _ = heapq.heappop(self._ranked)
+            if group.fresh:
+                heapq.heappush(self._ranked, (draw, min(group.started, PROBES), length, tie, group))
 
 
 class ExpectedKV(PlacementRule):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from actors.balancer_service import BalancerService
 from actors.generation.replica_metrics import ReplicaMetrics
-from actors.generation.spans import Activity, Span
+from actors.generation.rollout_traces import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.registry import PROCESS_METRICS

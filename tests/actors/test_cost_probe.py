@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.generation.cost_probe import measure_cost
+from actors.generation.engine import measure_cost
 from scheduler.cost import EngineCost
 from scheduler.simulator.engine_model import EngineShape, ModelledEngine
 from scheduler.simulator.paged_cache import Request

@@ -13,8 +13,7 @@ import pytest
 
 from actors.balancer_service import BalancerService
 from actors.generation.engine import EngineFacts
-from actors.generation.journal_writer import JournalWriter
-from actors.generation.outbox import rollout_load
+from actors.generation.outbox import JournalWriter, rollout_load
 from actors.generation.worker import GenerationWorker
 from actors.weights.transfer import LoadedWeights
 from rstar_ray.agent.journal import TurnJournal, journaled

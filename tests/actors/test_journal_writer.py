@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.generation import journal_writer
-from actors.generation.journal_writer import JournalWriter
+from actors.generation import outbox
+from actors.generation.outbox import JournalWriter
 from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.trajectory import Turn
@@ -76,7 +76,7 @@ async def test_a_slow_disk_is_not_waited_for_and_has_everything_once_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(journal_writer, "DISK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(outbox, "DISK_PATIENCE_S", 0.05)
     journal = SlowDisk(tmp_path)
     writer = JournalWriter(journal, where="runs/x/journal")
     writer.serve(3, 7)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.generation.rollout_traces import RolloutTraces
-from actors.generation.spans import Activity, Span
+from actors.generation.rollout_traces import Activity, RolloutTraces, Span
 from rstar_ray.telemetry.traces import ROOT, TraceFile, open_sink
 from rstar_ray.trajectory import Completion, EngineTimes
 from scheduler.records import Grant, RolloutLoad

@@ -12,7 +12,7 @@ from ray.exceptions import RayTaskError
 
 from actors.balancer_service import BalancerService
 from actors.generation import worker as worker_module
-from actors.generation.journal_writer import JournalWriter
+from actors.generation.outbox import JournalWriter
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.chat.template import Reading
 from rstar_ray.reward.judge import Judgement

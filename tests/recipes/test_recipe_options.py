@@ -31,10 +31,9 @@ from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import SCALES
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
+from rstar_ray.rollouts import FinishedRollout, TrajectoryRef, has_signal, resample
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.training_rows import has_signal, resample
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 from tests.rstar_ray.fabricate import summary
 

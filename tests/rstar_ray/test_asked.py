@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.evaluation.own_code_digest import own_code
-from rstar_ray.evaluation.request_digest import plugin_digest, request_digest
+from rstar_ray.evaluation.request_digest import own_code, plugin_digest, request_digest
 from rstar_ray.tools.spec import PYTHON_TOOL
 
 pytestmark = pytest.mark.usefixtures("without_fsync")

@@ -18,12 +18,10 @@ import pytest
 
 from rstar_ray.chat.call_syntax import SYNTAXES
 from rstar_ray.chat.chat_profile import THOUGHTS, Thought
-from rstar_ray.chat.streamed import Streamed
-from rstar_ray.chat.thoughts import spoken
+from rstar_ray.chat.streamed import Streamed, spoken
 from rstar_ray.chat.tool_calls import MAX_CALLS, MAX_CHARS, parse_tool_calls
 from rstar_ray.report.segments import call_pieces, spans, tool_answers
-from rstar_ray.reward.choice import chosen_letter
-from rstar_ray.reward.find import find_answer, last_program
+from rstar_ray.reward.find import chosen_letter, find_answer, last_program
 from rstar_ray.reward.reward_calls import written_calls
 from rstar_ray.reward.verifiable import CHECKS, read_instructions, share_followed
 

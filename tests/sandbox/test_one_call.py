@@ -6,9 +6,9 @@ import pytest
 
 import sandbox
 from rstar_ray.outcome import Outcome
+from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
-from sandbox.tool_text import tool_text
 from tests import derived
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -10,18 +10,16 @@ from hypothesis import strategies as st
 from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
 from sandbox import supervision
-from sandbox.call import refusal
-from sandbox.fair_queue import FairQueue
+from sandbox.call import FairQueue, refusal
 from sandbox.isolation import IsolationLevel
 from sandbox.jail import preload, wire
 from sandbox.jail.cut import CONTINUATION, cut_text, join_kept
 from sandbox.jail.display import show
 from sandbox.limits import MIB, Limits, program_limits
-from sandbox.outcomes import judge
+from sandbox.outcomes import judge, tool_text
 from sandbox.processes import Channel
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
 from sandbox.supervision import ProcessHealth
-from sandbox.tool_text import tool_text
 
 
 @given(st.text(min_size=200, max_size=600), st.integers(1, 60))

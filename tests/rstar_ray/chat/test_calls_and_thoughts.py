@@ -9,8 +9,8 @@ import pytest
 from rstar_ray.chat.call_syntax import SYNTAXES
 from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.resolve import resolve
+from rstar_ray.chat.streamed import spoken, where_calls_stand
 from rstar_ray.chat.template import chat_of
-from rstar_ray.chat.thoughts import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError

@@ -2,8 +2,15 @@
 
 import pytest
 
-from rstar_ray.reward.choice import chosen_letter
-from rstar_ray.reward.find import Place, as_integer, boxed_answer, count_answers, find_answer, last_program
+from rstar_ray.reward.find import (
+    Place,
+    as_integer,
+    boxed_answer,
+    chosen_letter,
+    count_answers,
+    find_answer,
+    last_program,
+)
 
 
 @pytest.mark.parametrize(

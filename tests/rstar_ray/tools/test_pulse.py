@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rstar_ray.tools.pulse import Pulse
+from rstar_ray.tools.host import Pulse
 
 
 @pytest.fixture
