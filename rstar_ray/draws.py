@@ -15,7 +15,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw, draw_mix, mix_counts, present
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, has_signal, resample, roll_out, rollout_requests
 from rstar_ray.run_dir.metrics import is_correct
-from rstar_ray.run_dir.served_weights import ServedWeights
+from rstar_ray.run_dir.served_weights import WeightsRecord
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.trajectory import Problem, RolloutRequest
@@ -78,7 +78,7 @@ class Draws:
         rollouts: Rollouts,
         config: RunConfig,
         progress: StageProgress,
-        weights: ServedWeights | None = None,
+        weights: WeightsRecord | None = None,
     ) -> None:
         """`weights`: those of the stage's steps on record, where rollouts continue under newer weights."""
         self._problems = problems

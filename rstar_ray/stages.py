@@ -29,7 +29,7 @@ from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
 from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus, append_ledger, cut_ledger
 from rstar_ray.run_dir.metrics import BalancerStats, MetricsLog, StepMetrics
-from rstar_ray.run_dir.served_weights import WEIGHTS, ServedWeights
+from rstar_ray.run_dir.served_weights import WEIGHTS, WeightsRecord
 from rstar_ray.run_dir.sinks import projects
 from rstar_ray.stage_progress import StageProgress, nothing_to_learn, refuse_other_data
 from rstar_ray.telemetry.steps import export_ledger, export_step, stage_active
@@ -217,9 +217,9 @@ def _log_staleness(config: RunConfig, run_dir: RunDir) -> None:
         log.info(f"{config.stage}: --staleness {staleness} reaches beyond its {steps} steps: all draws begin at once")
 
 
-def _served_weights(config: RunConfig, run_dir: RunDir, progress: StageProgress, checksum: int) -> ServedWeights | None:
+def _served_weights(config: RunConfig, run_dir: RunDir, progress: StageProgress, checksum: int) -> WeightsRecord | None:
     """The record of which weights each step left, where rollouts continue under newer ones."""
-    weights = ServedWeights(run_dir.journal_path, config.stage)
+    weights = WeightsRecord(run_dir.journal_path, config.stage)
     if not config.staleness and not weights.last_step:
         return None
     with best_effort(WEIGHTS):

@@ -126,7 +126,7 @@ def flavor_for(request: ExecutionRequest) -> str:
     return preload.choose(request.code) if request.language == "python" else preload.LEAN
 
 
-def message_for(request: ExecutionRequest, number: int) -> tuple[wire.Call, bytes, bytes]:
+def message_for(request: ExecutionRequest, number: int) -> tuple[wire.CallHeader, bytes, bytes]:
     """The header, the source and the input that a cell gets for call `number`."""
     limits = request.limits
     source = request.code
@@ -136,7 +136,7 @@ def message_for(request: ExecutionRequest, number: int) -> tuple[wire.Call, byte
     stdin = request.stdin if isinstance(request.stdin, bytes) else request.stdin.encode("utf-8", "surrogatepass")
     out_head, out_tail = kept_bytes(limits.stdout_chars, cut.STDOUT_HEAD_SHARE)
     err_head, err_tail = kept_bytes(limits.stderr_chars, cut.STDERR_HEAD_SHARE)
-    header = wire.Call(
+    header = wire.CallHeader(
         kind=wire.CALL,
         flags=wire.PROCESSES_ALLOWED if request.language == "cpp" else 0,
         call_id=number,

@@ -19,11 +19,18 @@ from dataclasses import replace
 from types import TracebackType
 
 from rstar_ray.config import SandboxConfig
-from rstar_ray.errors import SandboxError
+from rstar_ray.errors import (
+    InterpreterFailed,
+    SandboxClosed,
+    SandboxError,
+    SandboxFull,
+    SandboxLate,
+    SandboxLost,
+    SandboxSlow,
+)
 from rstar_ray.outcome import Outcome
 from sandbox.call import NOTHING, Call, Waiting, flavor_for, message_for, refusal
 from sandbox.cgroups import Groups
-from sandbox.errors import InterpreterFailed, SandboxClosed, SandboxFull, SandboxLate, SandboxLost, SandboxSlow
 from sandbox.isolation import (
     INTERPRETER_HINT,
     SCRATCH_BYTES,

@@ -311,7 +311,7 @@ class WorkerHandle:
         self.channel.kill()
         self._on_event(self, wire.FAILED, memoryview(b""))
 
-    def send(self, call: wire.Call, code: bytes, stdin: bytes) -> None:
+    def send(self, call: wire.CallHeader, code: bytes, stdin: bytes) -> None:
         """Give an idle cell a program. Raises OSError where the cell does not take it."""
         self.channel.trust()
         files: list[int] = []

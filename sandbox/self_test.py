@@ -3,9 +3,8 @@
 import ast
 from collections.abc import Awaitable, Callable
 
-from rstar_ray.errors import SandboxError
+from rstar_ray.errors import SandboxError, SandboxLate, SandboxSlow
 from rstar_ray.outcome import Outcome
-from sandbox.errors import SandboxLate, SandboxSlow
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 TEST_S = 30.0

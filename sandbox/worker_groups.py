@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rstar_ray.config import SandboxConfig
-from rstar_ray.errors import SandboxError
+from rstar_ray.errors import InterpreterFailed, SandboxError, SandboxSlow
 from sandbox import supervision
 from sandbox.call import Call, FairQueue
-from sandbox.errors import InterpreterFailed, SandboxSlow
 from sandbox.isolation import MAX_THREADS, IsolationLevel, jail_spec, program_path
 from sandbox.jail import preload, wire
 from sandbox.processes import ForkServer, WorkerHandle

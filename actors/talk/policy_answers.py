@@ -20,7 +20,7 @@ from rstar_ray.agent.chat_request import (
 )
 from rstar_ray.agent.token_lines import Place, TokenLines
 from rstar_ray.chat.answer import AnswerReader, Piece
-from rstar_ray.chat.streamed import Heard
+from rstar_ray.chat.streamed import PieceKind
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.trajectory import Completion, Sampling
 
@@ -114,7 +114,7 @@ def _too_long(problem: str) -> BadRequest:
 
 def deltas(pieces: Sequence[Piece]) -> list[Delta]:
     """Pieces of a turn as a client receives them."""
-    names = {Heard.SAID: "content", Heard.THOUGHT: "reasoning_content"}
+    names = {PieceKind.SAID: "content", PieceKind.THOUGHT: "reasoning_content"}
     return [{names[kind]: text} for kind, text in pieces]
 
 

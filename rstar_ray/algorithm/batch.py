@@ -147,7 +147,7 @@ def collate(rows: Sequence[TokenRow], *, packed: bool = False) -> MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class _RowLines:
     """Where rows lie in the model's input."""
 
     input_ids: NDArray[np.int64]  # [B, T]
@@ -156,22 +156,22 @@ class _Lines:
     lengths: NDArray[np.int64]  # [R] of the input
 
 
-def _lines(rows: Sequence[TokenRow], packed: bool) -> _Lines:
+def _lines(rows: Sequence[TokenRow], packed: bool) -> _RowLines:
     """The last token predicts nothing and is left out, unless it fills up the lanes."""
     inputs = [row.token_ids if len(row.token_ids) % LANES == 0 else row.token_ids[:-1] for row in rows]
     lengths = np.array([len(ids) for ids in inputs], np.int64)
     if not inputs:
         empty = np.zeros((1, 1), np.int64)
-        return _Lines(empty, empty, np.zeros(0, np.int64), lengths)
+        return _RowLines(empty, empty, np.zeros(0, np.int64), lengths)
     if packed:
         places = np.concatenate([np.arange(length) for length in lengths])
-        return _Lines(_joined(inputs, np.int64)[None], places[None], np.cumsum(lengths) - lengths, lengths)
+        return _RowLines(_joined(inputs, np.int64)[None], places[None], np.cumsum(lengths) - lengths, lengths)
     width = int(lengths.max())
     input_ids = np.zeros((len(inputs), width), np.int64)
     for row, ids in enumerate(inputs):
         input_ids[row, : len(ids)] = ids
     places = np.broadcast_to(np.arange(width), input_ids.shape)
-    return _Lines(input_ids, places, np.arange(len(inputs), dtype=np.int64) * width, lengths)
+    return _RowLines(input_ids, places, np.arange(len(inputs), dtype=np.int64) * width, lengths)
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

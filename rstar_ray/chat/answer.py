@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar_ray.chat.call_syntax import MISTRAL_MARKER, Marked, WrittenCall
-from rstar_ray.chat.streamed import Heard, Streamed, where_calls_stand
+from rstar_ray.chat.streamed import PieceKind, Streamed, where_calls_stand
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import written_calls
 from rstar_ray.tools.schema import typed
 
-Piece = tuple[Heard, str]
+Piece = tuple[PieceKind, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class AnswerReader:
         )
         self._decoder = TextOfTokens(chat.decode)
         self._text, self._shown = "", 0
-        self._parts: dict[Heard, list[str]] = {Heard.SAID: [], Heard.THOUGHT: []}
+        self._parts: dict[PieceKind, list[str]] = {PieceKind.SAID: [], PieceKind.THOUGHT: []}
         self._unshown: list[str] = []  # content that waits for the end
         self._num_tokens = 0
         self.stopped_by = ""  # the stop string that has come
@@ -83,9 +83,9 @@ class AnswerReader:
         calls, unreadable = self._calls()
         rest = self._rest(calls)
         if rest:
-            self._parts[Heard.SAID].append(rest)
-            pieces.append((Heard.SAID, rest))
-        content, reasoning = ("".join(self._parts[kind]) for kind in (Heard.SAID, Heard.THOUGHT))
+            self._parts[PieceKind.SAID].append(rest)
+            pieces.append((PieceKind.SAID, rest))
+        content, reasoning = ("".join(self._parts[kind]) for kind in (PieceKind.SAID, PieceKind.THOUGHT))
         return pieces, Answer(
             content=content,
             reasoning=reasoning,
@@ -98,10 +98,10 @@ class AnswerReader:
     def _pieces(self, heard: Any) -> list[Piece]:
         pieces: list[Piece] = []
         for kind, text in heard:
-            if kind is Heard.SAID and self._held:
+            if kind is PieceKind.SAID and self._held:
                 self._unshown.append(text)
                 continue
-            if not self._parts[kind] and (kind is Heard.THOUGHT or self._parts[Heard.THOUGHT]):
+            if not self._parts[kind] and (kind is PieceKind.THOUGHT or self._parts[PieceKind.THOUGHT]):
                 text = text.lstrip("\n")  # what templates write between the markers of a thought and the words
             if text:
                 self._parts[kind].append(text)

@@ -55,7 +55,7 @@ def resolve(tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -
             raise ConfigError("--chat.template", problem, "give one, a file in jinja")
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("--chat.template", "the tokenizer has no chat template", "give one, a file in jinja")
-    return _Probe(tokenizer, generation, config).profile()
+    return _TemplateProbe(tokenizer, generation, config).profile()
 
 
 VLLM_PARSERS = {
@@ -94,7 +94,7 @@ def thinking_switches(thinking: str) -> dict[str, bool]:
     return {} if thinking == "auto" else {"enable_thinking": thinking == "on", "thinking": thinking == "on"}
 
 
-class _Probe:
+class _TemplateProbe:
     """One template, asked question by question."""
 
     def __init__(self, tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -> None:

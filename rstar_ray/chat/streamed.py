@@ -43,7 +43,7 @@ def where_calls_stand(text: str, thought: Thought, *, inside: bool) -> str:
     return text if thought.holds_calls else spoken(text, thought, inside=inside)
 
 
-class Heard(StrEnum):
+class PieceKind(StrEnum):
     """What a piece of text is."""
 
     THOUGHT = "thought"
@@ -62,7 +62,7 @@ class Streamed:
         self._kept = ""  # of the text so far: perhaps the beginning of a marker
         self.call_texts: list[str] = []  # of each call so far, markers included; the last one may be unfinished
 
-    def feed(self, text: str) -> Iterator[tuple[Heard, str]]:
+    def feed(self, text: str) -> Iterator[tuple[PieceKind, str]]:
         """What can be shown now that `text` has come."""
         scan, position = Scan(self._kept + text), 0
         self._kept = ""
@@ -78,7 +78,7 @@ class Streamed:
             position = at + len(marker)
             self._pass(marker)
 
-    def end(self) -> Iterator[tuple[Heard, str]]:
+    def end(self) -> Iterator[tuple[PieceKind, str]]:
         """What was kept back and is no marker after all."""
         text, self._kept = self._kept, ""
         yield from self._shown(text)
@@ -100,11 +100,11 @@ class Streamed:
         else:
             self._inside = marker == self._thought.opens
 
-    def _shown(self, text: str) -> Iterator[tuple[Heard, str]]:
+    def _shown(self, text: str) -> Iterator[tuple[PieceKind, str]]:
         if self._until:
             self.call_texts[-1] += text
         elif text:
-            yield (Heard.THOUGHT if self._inside else Heard.SAID), text
+            yield (PieceKind.THOUGHT if self._inside else PieceKind.SAID), text
 
 
 def _partial(text: str, position: int, markers: Sequence[str]) -> str:

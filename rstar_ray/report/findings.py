@@ -55,7 +55,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """A figure at the start and at the end."""
 
     name: str
@@ -86,10 +86,10 @@ class Change:
         return f"{self.name} {verb} from {self.show(self.before)} to {self.show(self.after)}{unit}."
 
 
-def heldout_change(run: RunRecord) -> Change:
+def heldout_change(run: RunRecord) -> FigureChange:
     scores = [row["avg_at_k"] for row in run.heldout]
     before, after = (scores[0] if len(scores) > 1 else None), (scores[-1] if scores else None)
-    return Change("Held-out pass@1", before, after, percent)
+    return FigureChange("Held-out pass@1", before, after, percent)
 
 
 def reward_range(rewards: Sequence[float]) -> tuple[float, float]:
@@ -101,27 +101,27 @@ def reward_range(rewards: Sequence[float]) -> tuple[float, float]:
     return float(math.floor(min([0.0, *rewards]))), float(math.ceil(max([1.0, *rewards])))
 
 
-def reward_change(run: RunRecord) -> Change:
+def reward_change(run: RunRecord) -> FigureChange:
     return _change("Training reward", run.column("reward_mean"), lambda value: f"{value:.2f}")
 
 
-def tool_error_change(run: RunRecord) -> Change:
+def tool_error_change(run: RunRecord) -> FigureChange:
     """On held-out problems if they were evaluated at least twice; else over the training steps."""
     shares = [row["tool_error_rate_correct"] for row in run.heldout]
     if len(shares) > 1:
-        return Change("Tool errors in correct rollouts (held-out)", shares[0], shares[-1], percent)
+        return FigureChange("Tool errors in correct rollouts (held-out)", shares[0], shares[-1], percent)
     return _change("Tool errors in correct rollouts", run.column("tool_error_rate_correct"), percent)
 
 
-def length_change(run: RunRecord) -> Change:
+def length_change(run: RunRecord) -> FigureChange:
     return _change("Response length", run.column("response_tokens_mean"), number, "tokens")
 
 
-def truncation_change(run: RunRecord) -> Change:
+def truncation_change(run: RunRecord) -> FigureChange:
     return _change("Truncated rollouts", run.column("frac_truncated"), percent)
 
 
-def sft_change(run: RunRecord) -> Change:
+def sft_change(run: RunRecord) -> FigureChange:
     losses = [math.nan if row["loss"] is None else row["loss"] for row in run.sft]
     return _change("SFT loss", losses, _loss, "nats per token")
 
@@ -130,10 +130,10 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _change(name: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> Change:
+def _change(name: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> FigureChange:
     """Between the means of the first and of the last few steps."""
     before, after = ends(values) or (None, None)
-    return Change(name, before, after, show, unit)
+    return FigureChange(name, before, after, show, unit)
 
 
 def time_title(run: RunRecord) -> str:

@@ -38,7 +38,7 @@ DROPPED_BAD = 0.01
 ERROR_RISE = 0.05
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """The outcome of a check."""
 
     OK = "ok"
@@ -52,7 +52,7 @@ class HealthCheck:
     """A row of the table."""
 
     signal: str
-    state: State
+    state: CheckState
     current: str
     threshold: str
     source: str
@@ -104,14 +104,14 @@ def health_checks(run: RunRecord) -> list[HealthCheck]:
 
 def summary(found: Sequence[HealthCheck]) -> str:
     """ "11 of 13 health checks are ok; look at entropy, truncation"."""
-    ok = sum(one.state is State.OK for one in found)
-    known = sum(one.state is not State.UNKNOWN for one in found)
-    odd = [one.signal.lower() for one in found if one.state in (State.WARN, State.BAD)]
+    ok = sum(one.state is CheckState.OK for one in found)
+    known = sum(one.state is not CheckState.UNKNOWN for one in found)
+    odd = [one.signal.lower() for one in found if one.state in (CheckState.WARN, CheckState.BAD)]
     return f"{ok} of {known} health checks are ok" + (f"; look at {', '.join(odd)}" if odd else "")
 
 
-def _graded(value: float, warn: float, bad: float) -> State:
-    return State.BAD if value > bad else State.WARN if value > warn else State.OK
+def _graded(value: float, warn: float, bad: float) -> CheckState:
+    return CheckState.BAD if value > bad else CheckState.WARN if value > warn else CheckState.OK
 
 
 def reward(window: Window) -> HealthCheck:
@@ -145,10 +145,10 @@ def entropy(window: Window) -> HealthCheck:
     threshold = f"above {ENTROPY_LOW:g} nats per token, below {ENTROPY_GROWTH:g} times the stage's first {WINDOW} steps"
     source = "entropy collapse: arXiv:2503.14476 section 3.1; the numbers are chosen here"
     if now is None:
-        return HealthCheck("Entropy", State.UNKNOWN, "no update in these steps", threshold, source)
-    state = State.BAD if now < ENTROPY_COLLAPSED else State.WARN if now < ENTROPY_LOW else State.OK
+        return HealthCheck("Entropy", CheckState.UNKNOWN, "no update in these steps", threshold, source)
+    state = CheckState.BAD if now < ENTROPY_COLLAPSED else CheckState.WARN if now < ENTROPY_LOW else CheckState.OK
     if first and now > ENTROPY_GROWTH * first:
-        state = State.BAD
+        state = CheckState.BAD
     return HealthCheck("Entropy", state, f"{now:.3f} nats, at first {first or 0:.3f}", threshold, source)
 
 
@@ -164,7 +164,7 @@ def logprob_diff(window: Window) -> HealthCheck:
         CHOSEN,
     )
     if now is None:
-        return HealthCheck(signal, State.UNKNOWN, "no update in these steps", threshold, source)
+        return HealthCheck(signal, CheckState.UNKNOWN, "no update in these steps", threshold, source)
     current = f"{now:.1e}, at most {max(row['logprob_diff_max'] or 0 for row in window.late):.1e}"
     state = _graded(now, usual, LOGPROB_BAD * usual)
     return HealthCheck(signal, state, current, threshold, source, window.worst("logprob_diff_mean"))
@@ -178,7 +178,7 @@ def gradient(window: Window) -> HealthCheck | None:
     median = known[len(known) // 2]
     current = f"at most {max(late):.2f}, median of the stage {median:.2f}"
     threshold = f"below {GRADIENT_SPIKE:g} times the stage's median"
-    state = State.WARN if max(late) > GRADIENT_SPIKE * median else State.OK
+    state = CheckState.WARN if max(late) > GRADIENT_SPIKE * median else CheckState.OK
     return HealthCheck("Gradient norm", state, current, threshold, CHOSEN, window.worst("grad_norm"))
 
 
@@ -200,7 +200,7 @@ def groups_without_signal(window: Window) -> HealthCheck:
     limit = next(iter(window.run.setting("max_empty_steps")), None)
     return HealthCheck(
         "Groups without signal",
-        State.BAD if empty else _graded(share, NO_SIGNAL, NO_SIGNAL_BAD),
+        CheckState.BAD if empty else _graded(share, NO_SIGNAL, NO_SIGNAL_BAD),
         f"{percent(share, 0)} of the prompts, {empty} steps without signal",
         f"below {percent(NO_SIGNAL, 0)} of the prompts, and signal in every step",
         CHOSEN if limit is None else f"{CHOSEN}; --max-empty-steps {limit} ends the run",
@@ -211,7 +211,7 @@ def groups_without_signal(window: Window) -> HealthCheck:
 def solved(window: Window) -> HealthCheck:
     now = window.mean("frac_all_correct") or 0.0
     threshold = f"at most {percent(ALL_RIGHT, 0)} of the prompts all correct; above, the stage has little left to teach"
-    state = State.WARN if now > ALL_RIGHT else State.OK
+    state = CheckState.WARN if now > ALL_RIGHT else CheckState.OK
     return HealthCheck("Prompts all correct", state, percent(now, 0), threshold, PAPER)
 
 
@@ -222,7 +222,7 @@ def kv_cache(window: Window) -> HealthCheck | None:
     used, reserved, waiting = (of[f"balancer/{name}"] for name in ("kv_util_mean", "kv_reserved_mean", "queue_len_max"))
     current = f"{percent(used, 0)} in use, {percent(reserved, 0)} reserved, at most {waiting:,} waiting"
     threshold = f"above {percent(KV_IDLE, 0)} in use while rollouts wait"
-    state = State.WARN if waiting and used < KV_IDLE else State.OK
+    state = CheckState.WARN if waiting and used < KV_IDLE else CheckState.OK
     return HealthCheck("KV cache", state, current, threshold, CHOSEN)
 
 
@@ -251,14 +251,14 @@ def memory(window: Window) -> HealthCheck | None:
     before = {name: _held(window.stage[WINDOW : 2 * WINDOW], name) for name in types}
     if len(window.stage) < 3 * WINDOW or not any(before.values()):
         current = f"{current}; growth is computed from step {3 * WINDOW} on"
-        return HealthCheck("Memory", State.UNKNOWN, current, threshold, CHOSEN)
+        return HealthCheck("Memory", CheckState.UNKNOWN, current, threshold, CHOSEN)
     grown = {
         name: held[name] / before[name] - 1
         for name in types
         if before[name] and held[name] - before[name] >= LEAST_MEMORY_GROWTH
     }
     if not grown:
-        return HealthCheck("Memory", State.OK, f"{current}; no growth", threshold, CHOSEN)
+        return HealthCheck("Memory", CheckState.OK, f"{current}; no growth", threshold, CHOSEN)
     most = max(grown, key=lambda name: grown[name])
     growth = f"{most.removeprefix(prefix)} +{percent(grown[most], 0)} to {held[most] / 2**30:.1f} GiB"
     state = _graded(grown[most], MEMORY_GROWTH, MEMORY_GROWTH_BAD)
@@ -288,7 +288,7 @@ def dropped(window: Window) -> HealthCheck | None:
         return None  # unknown, or it differs from step to step
     requested = per_prompt[0] * prompts[0] * len(window.late)
     lost = max(0, requested - window.total("rollouts"))
-    state = State.BAD if lost > DROPPED_BAD * requested else State.WARN if lost else State.OK
+    state = CheckState.BAD if lost > DROPPED_BAD * requested else CheckState.WARN if lost else CheckState.OK
     threshold, source = f"none; bad above {percent(DROPPED_BAD, 0)}", f"{CHOSEN}; at half of a step the run ends"
     return HealthCheck("Dropped rollouts", state, f"{lost:,} of {requested:,}", threshold, source)
 
@@ -301,7 +301,7 @@ def balancer(window: Window) -> HealthCheck | None:
     found = [f"inconsistent counters in {faults} steps"] * bool(faults) + [
         f"quarantined: {text}" for text in quarantined
     ]
-    state = State.BAD if faults else State.WARN if quarantined else State.OK
+    state = CheckState.BAD if faults else CheckState.WARN if quarantined else CheckState.OK
     threshold = "counters return to zero, no replica is quarantined"
     return HealthCheck("Balancer", state, "; ".join(found) or "consistent", threshold, "an invariant")
 

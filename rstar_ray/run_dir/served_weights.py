@@ -23,7 +23,7 @@ class StepWeights:
     checksum: int
 
 
-class ServedWeights:
+class WeightsRecord:
     """The rows of one stage."""
 
     def __init__(self, journal: Path, stage: str) -> None:

@@ -30,7 +30,7 @@ class _Answer:
     kept_bytes: int = field(default=0)
 
 
-class Answers:
+class AnswerCache:
     """The calls of the last while, the oldest forgotten first; those that still run are kept by the pool anyway."""
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgpack
 
-from sandbox.errors import SandboxFull, SandboxLost
+from rstar_ray.errors import SandboxFull, SandboxLost
 from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_to_data, result_from_data
 from sandbox.request import ExecutionRequest, ExecutionResult

@@ -17,10 +17,9 @@ from typing import Any
 import msgpack
 from aiohttp import web
 
-from rstar_ray.errors import ConfigError, SandboxError
-from sandbox.errors import SandboxFull, SandboxLate
+from rstar_ray.errors import ConfigError, SandboxError, SandboxFull, SandboxLate
 from sandbox.http import auth, code_judge, connections
-from sandbox.http.answers import Answers
+from sandbox.http.answers import AnswerCache
 from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_from_data, result_to_data
 from sandbox.http.connections import ConnectionRoom, Site, room_for_connections
@@ -70,7 +69,7 @@ class SandboxServer:
         self._config = config
         self._room = room
         self._names = auth.own_names(config.allow_hosts)
-        self._answers = Answers()
+        self._answers = AnswerCache()
         self._bodies = Bodies()
 
     def app(self) -> web.Application:

@@ -82,7 +82,7 @@ class Cell:
             filled += got
         return files
 
-    def _receive_payload(self, call: wire.Call) -> bool:
+    def _receive_payload(self, call: wire.CallHeader) -> bool:
         self._used = wire.CALL_BYTES
         self._used += 0 if call.flags & wire.CODE_IN_FD else call.code_bytes
         self._used += 0 if call.flags & wire.STDIN_IN_FD else call.stdin_bytes
@@ -94,7 +94,7 @@ class Cell:
             filled += got
         return True
 
-    def _answer(self, call: wire.Call, files: list[int]) -> None:
+    def _answer(self, call: wire.CallHeader, files: list[int]) -> None:
         """Run one program from fork to result."""
         self._out.reset(call.out_head, call.out_tail)
         self._err.reset(call.err_head, call.err_tail)
@@ -142,7 +142,7 @@ class Cell:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._peak_at_start
         return grown > MAX_GROWTH_BYTES
 
-    def _small_stdin(self, call: wire.Call) -> int:
+    def _small_stdin(self, call: wire.CallHeader) -> int:
         """A descriptor that gives the input of the call and then ends."""
         if call.stdin_bytes == 0:
             return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -151,7 +151,7 @@ class Cell:
         os.close(writer)
         return reader
 
-    def _become_program(self, call: wire.Call, code_file: int, stdin_file: int, out: int, err: int) -> None:
+    def _become_program(self, call: wire.CallHeader, code_file: int, stdin_file: int, out: int, err: int) -> None:
         """In the child: take the program's descriptors and run it; never returns."""
         try:
             if code_file >= 0:
@@ -173,7 +173,9 @@ class Cell:
         finally:
             os._exit(program.BROKEN)
 
-    def _report(self, call: wire.Call, status: int, ended_for: int, *, wall_s: float, cpu_s: float, peak: int) -> None:
+    def _report(
+        self, call: wire.CallHeader, status: int, ended_for: int, *, wall_s: float, cpu_s: float, peak: int
+    ) -> None:
         """Tell the pool what was seen, and forget it."""
         start = program.SHARED_HEADER.size
         value_bytes, flags = program.SHARED_HEADER.unpack_from(self._shared)

@@ -33,7 +33,7 @@ class Watch:
         self._poll.register(self._number, select.POLLIN)
 
     def until_the_end(
-        self, call: wire.Call, child: int, handle: int, streams: dict[int, Stream], started: float
+        self, call: wire.CallHeader, child: int, handle: int, streams: dict[int, Stream], started: float
     ) -> int:
         """Return why `child` was ended, or NOT_ENDED once it ended by itself.
 
@@ -67,7 +67,7 @@ class Watch:
         """Tell the pool that this cell is alive."""
         self._channel.sendall(wire.reply(wire.BEAT))
 
-    def _wait(self, call: wire.Call, child: int, handle: int, streams: dict[int, Stream], started: float) -> int:
+    def _wait(self, call: wire.CallHeader, child: int, handle: int, streams: dict[int, Stream], started: float) -> int:
         cpu_clock = (~child << 3) | 2  # the CPU clock of a process, see clock_getcpuclockid(3)
         many = bool(call.flags & wire.PROCESSES_ALLOWED)
         next_beat, next_look = started + BEAT_S, started

@@ -109,7 +109,7 @@ def reseed_random(seed: int | None) -> None:
 
 
 def run(
-    code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth, jail_filter: Filter | None, space: int
+    code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: Warmth, jail_filter: Filter | None, space: int
 ) -> None:
     """Run one program in this process and end it; never returns.
 
@@ -155,7 +155,7 @@ def _set_limit(which: int, bound: int) -> None:
         raise OSError("setrlimit")
 
 
-def _bind(call: wire.Call, warmth: Warmth, jail_filter: Filter | None, space: int) -> None:
+def _bind(call: wire.CallHeader, warmth: Warmth, jail_filter: Filter | None, space: int) -> None:
     limit_memory(space + call.memory_bytes)
     limit_cpu(int(call.cpu_s) + 2)  # the cell ends it before; this holds if the cell cannot
     limit_descriptors()
@@ -168,7 +168,7 @@ def _bind(call: wire.Call, warmth: Warmth, jail_filter: Filter | None, space: in
         jail_filter.install()
 
 
-def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth) -> int:
+def _run_program(code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: Warmth) -> int:
     main = warmth.main
     sys.modules["__main__"] = main
     sys.excepthook = report
@@ -248,7 +248,7 @@ def _future_flags(body: list[ast.stmt]) -> int:
     return flags
 
 
-def _offer(value: Any, call: wire.Call, shared: mmap.mmap) -> None:
+def _offer(value: Any, call: wire.CallHeader, shared: mmap.mmap) -> None:
     """Leave the value's text where the cell finds it; the pool shows it if nothing was printed."""
     if _printed_something():
         return

@@ -26,7 +26,7 @@ _RESULT = struct.Struct("<QiBBxxIddQQQQIIIII")
 RESULT_BYTES = _RESULT.size
 
 
-class Call(NamedTuple):
+class CallHeader(NamedTuple):
     """One program for a cell; the header's `code_bytes` and `stdin_bytes` follow inline or in a file."""
 
     kind: int
@@ -50,11 +50,11 @@ class Call(NamedTuple):
 
 def bare(kind: int) -> bytes:
     """A CALL-sized header without a program: PING, CANCEL or CROWDED."""
-    return Call(kind, 0, 0, 0.0, 0.0, 0, 0, -1, 0, 0, 0, 0, 0, 0).pack()
+    return CallHeader(kind, 0, 0, 0.0, 0.0, 0, 0, -1, 0, 0, 0, 0, 0, 0).pack()
 
 
-def unpack_call(data: bytes | bytearray | memoryview) -> Call:
-    return Call._make(_CALL.unpack_from(data))
+def unpack_call(data: bytes | bytearray | memoryview) -> CallHeader:
+    return CallHeader._make(_CALL.unpack_from(data))
 
 
 def reply_header(kind: int, length: int) -> bytes:

@@ -19,7 +19,7 @@ from rstar_ray.agent.journal import TurnJournal, weights_of
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
-from rstar_ray.run_dir.served_weights import ServedWeights
+from rstar_ray.run_dir.served_weights import WeightsRecord
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
 from scheduler.records import Cancel, Grant
 from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
@@ -420,7 +420,7 @@ def write_turn(folder: Path, one: RolloutRequest, versions: list[int], weights: 
 
 async def test_a_resumed_run_keeps_turns_of_all_versions_on_record_up_to_the_one_that_serves(tmp_path: Path):
     checksums = {3: 30, 4: 40, 5: 50}
-    served = ServedWeights(tmp_path, "stage1")
+    served = WeightsRecord(tmp_path, "stage1")
     for step, version in enumerate(checksums):
         served.note(step, version, checksums[version])
     requests = training_requests(4)

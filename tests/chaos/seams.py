@@ -19,8 +19,6 @@ from actors.cluster.process_start import birth
 
 VARIABLE = "CHAOS_CONTROL"
 PHASE = "phase"
-SAMPLED = "sampled"
-"""Where this file is, each engine writes one beside it: when a decode step ended, and how many tokens it gave."""
 LOOK_AGAIN_S = 0.2
 ODD_SHARE = 0.6
 """Of an executor's answers, where what is wrong with it befalls some: one call in five meets it three times."""
@@ -66,12 +64,9 @@ def in_driver() -> None:
 def in_worker() -> None:
     """In each of Ray's processes, before its actor is made."""
     import actors.generation.generation_actor as generation
-    from actors.generation.load_meter import LoadMeter
     from actors.sandbox_executor import SandboxExecutor
 
     shift_clock()
-    if asked(SAMPLED) is not None:
-        LoadMeter.observe = _counting(LoadMeter.observe)
     generation.GenerationActor.start = _starting(generation.GenerationActor.start)
     SandboxExecutor.run = _odd_answers(SandboxExecutor.run)
     SandboxExecutor._answer = _odd_programs(SandboxExecutor._answer)  # pyright: ignore[reportPrivateUsage]
@@ -166,18 +161,6 @@ def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         return await start(self)
 
     return told
-
-
-def _counting(observe: Callable[..., None]) -> Callable[..., None]:
-    lines = control(f"{SAMPLED}-{os.getpid()}").open("a", buffering=1)
-
-    @wraps(observe)
-    def counted(self: Any, scheduler_stats: Any, iteration_stats: Any) -> None:
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
-            lines.write(f"{time.monotonic():.4f} {iteration_stats.num_generation_tokens}\n")
-        observe(self, scheduler_stats, iteration_stats)
-
-    return counted
 
 
 def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.report.health_checks import HealthCheck, State, health_checks, summary
+from rstar_ray.report.health_checks import CheckState, HealthCheck, health_checks, summary
 from rstar_ray.report.run_record import RunRecord
 from rstar_ray.run_dir.metrics import longest_rollout
 from tests.rstar_ray.fabricate import summary as rollout
@@ -42,45 +42,49 @@ def found(run: RunRecord) -> dict[str, HealthCheck]:
 @pytest.mark.parametrize(
     ("signal", "late", "state"),
     [
-        ("Reward", {"reward_mean": 0.44}, State.WARN),
-        ("Reward", {"reward_mean": 0.3}, State.BAD),
-        ("Tool errors in correct rollouts", {"tool_error_rate_correct": 0.12}, State.BAD),
-        ("Entropy", {"entropy": 0.04}, State.WARN),
-        ("Entropy", {"entropy": 0.001}, State.BAD),
-        ("Entropy", {"entropy": 1.0}, State.BAD),
-        ("Entropy", {"entropy": None}, State.UNKNOWN),
-        ("Log-prob gap, engine to learner", {"logprob_diff_mean": 2e-5}, State.WARN),
-        ("Log-prob gap, engine to learner", {"logprob_diff_mean": 1e-3}, State.BAD),
-        ("Gradient norm", {"grad_norm": 5.0}, State.WARN),
-        ("Truncated rollouts", {"frac_truncated": 0.2}, State.WARN),
-        ("Truncated rollouts", {"frac_truncated": 0.4}, State.BAD),
-        ("Groups without signal", {"groups_kept": 1, "groups_dropped": 4}, State.WARN),
-        ("Groups without signal", {"groups_kept": 0, "groups_dropped": 4}, State.BAD),
-        ("Prompts all correct", {"frac_all_correct": 0.8}, State.WARN),
-        ("KV cache", {"balancer/kv_util_mean": 0.2}, State.WARN),
-        ("Preemptions", {"balancer/num_recomputed_tokens": 320}, State.WARN),
-        ("Preemptions", {"balancer/num_recomputed_tokens": 3_200}, State.BAD),
-        ("Memory", {"memory_bytes/driver": 2**28, "memory_bytes/learner": 2**32}, State.OK),  # too little to speak of
-        ("Memory", {"memory_bytes/driver": 2**27, "memory_bytes/learner": 1.2 * 2**32}, State.WARN),
-        ("Memory", {"memory_bytes/driver": 2**29, "memory_bytes/learner": 2**32}, State.BAD),
-        ("Memory", {"memory_bytes/driver": 2**20, "memory_bytes/learner": 2**31}, State.OK),
-        ("Retries", {"judge_retries": 1}, State.BAD),
-        ("Dropped rollouts", {"rollouts": 63}, State.BAD),
-        ("Balancer", {"balancer": PLACED | {"quarantined": ["r1: odd"]}}, State.WARN),
-        ("Balancer", {"balancer": PLACED | {"faults": ["r1: 7 left"]}}, State.BAD),
+        ("Reward", {"reward_mean": 0.44}, CheckState.WARN),
+        ("Reward", {"reward_mean": 0.3}, CheckState.BAD),
+        ("Tool errors in correct rollouts", {"tool_error_rate_correct": 0.12}, CheckState.BAD),
+        ("Entropy", {"entropy": 0.04}, CheckState.WARN),
+        ("Entropy", {"entropy": 0.001}, CheckState.BAD),
+        ("Entropy", {"entropy": 1.0}, CheckState.BAD),
+        ("Entropy", {"entropy": None}, CheckState.UNKNOWN),
+        ("Log-prob gap, engine to learner", {"logprob_diff_mean": 2e-5}, CheckState.WARN),
+        ("Log-prob gap, engine to learner", {"logprob_diff_mean": 1e-3}, CheckState.BAD),
+        ("Gradient norm", {"grad_norm": 5.0}, CheckState.WARN),
+        ("Truncated rollouts", {"frac_truncated": 0.2}, CheckState.WARN),
+        ("Truncated rollouts", {"frac_truncated": 0.4}, CheckState.BAD),
+        ("Groups without signal", {"groups_kept": 1, "groups_dropped": 4}, CheckState.WARN),
+        ("Groups without signal", {"groups_kept": 0, "groups_dropped": 4}, CheckState.BAD),
+        ("Prompts all correct", {"frac_all_correct": 0.8}, CheckState.WARN),
+        ("KV cache", {"balancer/kv_util_mean": 0.2}, CheckState.WARN),
+        ("Preemptions", {"balancer/num_recomputed_tokens": 320}, CheckState.WARN),
+        ("Preemptions", {"balancer/num_recomputed_tokens": 3_200}, CheckState.BAD),
+        (
+            "Memory",
+            {"memory_bytes/driver": 2**28, "memory_bytes/learner": 2**32},
+            CheckState.OK,
+        ),  # too little to speak of
+        ("Memory", {"memory_bytes/driver": 2**27, "memory_bytes/learner": 1.2 * 2**32}, CheckState.WARN),
+        ("Memory", {"memory_bytes/driver": 2**29, "memory_bytes/learner": 2**32}, CheckState.BAD),
+        ("Memory", {"memory_bytes/driver": 2**20, "memory_bytes/learner": 2**31}, CheckState.OK),
+        ("Retries", {"judge_retries": 1}, CheckState.BAD),
+        ("Dropped rollouts", {"rollouts": 63}, CheckState.BAD),
+        ("Balancer", {"balancer": PLACED | {"quarantined": ["r1: odd"]}}, CheckState.WARN),
+        ("Balancer", {"balancer": PLACED | {"faults": ["r1: 7 left"]}}, CheckState.BAD),
     ],
 )
-def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, late: dict[str, Any], state: State):
+def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, late: dict[str, Any], state: CheckState):
     asked = found(run_of(*[{}] * 30, *[late] * 10))
     assert asked[signal].state is state
-    assert {one.state for name, one in asked.items() if name != signal} <= {State.OK, State.UNKNOWN}
+    assert {one.state for name, one in asked.items() if name != signal} <= {CheckState.OK, CheckState.UNKNOWN}
 
 
 def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_known():
     assert health_checks(run_of()) == [] and summary([]) == "0 of 0 health checks are ok"
     unknown = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_rate_correct", "balancer"))
     asked = found(run_of(unknown))
-    assert "KV cache" not in asked and asked["Entropy"].state is State.UNKNOWN
+    assert "KV cache" not in asked and asked["Entropy"].state is CheckState.UNKNOWN
 
 
 def test_the_longest_rollout_of_a_step_is_the_one_with_most_seconds_of_its_own():

@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from rstar_ray.run_dir.served_weights import WEIGHTS, ServedWeights
+from rstar_ray.run_dir.served_weights import WEIGHTS, WeightsRecord
 
 
 def test_steps_that_are_repeated_to_the_same_weights_keep_the_record_and_others_cut_it(tmp_path: Path):
-    first = ServedWeights(tmp_path, "stage1")
+    first = WeightsRecord(tmp_path, "stage1")
     for step in range(5):
         first.note(step, 10 + step, 100 + step)
-    ServedWeights(tmp_path, "stage2").note(0, 15, 1)
-    again = ServedWeights(tmp_path, "stage1")
+    WeightsRecord(tmp_path, "stage2").note(0, 15, 1)
+    again = WeightsRecord(tmp_path, "stage1")
     again.note(2, 12, 102)
     again.note(3, 13, 103)
     assert (again.last_step, again.version(4), again.version(5)) == (4, 14, None)
     again.note(3, 13, 999)
     assert (again.last_step, again.version(4)) == (3, None)
-    kept = ServedWeights(tmp_path, "stage1")
-    assert (kept.last_step, kept.version(2), ServedWeights(tmp_path, "stage2").version(0)) == (3, 12, 15)
+    kept = WeightsRecord(tmp_path, "stage1")
+    assert (kept.last_step, kept.version(2), WeightsRecord(tmp_path, "stage2").version(0)) == (3, 12, 15)
 
 
 def test_a_damaged_record_is_none(tmp_path: Path):
     (tmp_path / WEIGHTS).write_text('{"torn\n{"stage": "stage1"}\n')
-    assert ServedWeights(tmp_path, "stage1").last_step == 0
+    assert WeightsRecord(tmp_path, "stage1").last_step == 0

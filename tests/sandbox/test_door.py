@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rstar_ray.outcome import Outcome
 from sandbox.http import auth as door
-from sandbox.http.answers import Answers, OtherCall
+from sandbox.http.answers import AnswerCache, OtherCall
 from sandbox.jail import seccomp, system_calls
 from sandbox.request import ExecutionRequest, ExecutionResult
 
@@ -106,7 +106,7 @@ class Submitted:
 
 
 async def test_an_id_is_run_once_and_for_one_program():
-    answers, pool = Answers(), Submitted()
+    answers, pool = AnswerCache(), Submitted()
     first = answers.get(request("a"), pool)
     assert answers.get(request("a"), pool) is first and len(pool.futures) == 1
     with pytest.raises(OtherCall, match="call_id"):
@@ -117,7 +117,7 @@ async def test_an_id_is_run_once_and_for_one_program():
 
 
 async def test_answers_are_bounded_by_number_and_by_size():
-    answers, pool = Answers(max_answers=3, max_bytes=100_000), Submitted()
+    answers, pool = AnswerCache(max_answers=3, max_bytes=100_000), Submitted()
     for number in range(10):
         answers.get(request(str(number)), pool)
         pool.end()
@@ -133,7 +133,7 @@ async def test_answers_are_bounded_by_number_and_by_size():
 
 
 async def test_our_failure_is_not_remembered():
-    answers, pool = Answers(), Submitted()
+    answers, pool = AnswerCache(), Submitted()
     failed = answers.get(request("a"), pool)
     pool.futures[-1].set_exception(RuntimeError("lost"))
     await asyncio.sleep(0)

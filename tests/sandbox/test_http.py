@@ -193,17 +193,11 @@ async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.Cli
     "headers, status",
     [
         ({"Content-Type": "text/plain"}, 415),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
-        ({"Content-Type": "text/json; charset=utf-8"}, 415),
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
         ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Sec-Fetch-Site": "same-origin"}, 200),
         ({"Host": "evil.example"}, 421),
-        ({"Host": "localhost:1"}, 200),
-        ({"Host": "node-7.cluster"}, 421),
     ],
 )
 async def test_a_web_page_can_run_nothing_here(

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.errors import SandboxError
+from rstar_ray.errors import SandboxClosed, SandboxError, SandboxFull, SandboxLate, SandboxLost
 from rstar_ray.outcome import Outcome
 from sandbox import call, supervision
-from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.pool import SandboxPool
 from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.chat.call_syntax import SYNTAXES
+from rstar_ray.chat.call_syntax import SYNTAXES, WrittenCall
 from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.resolve import resolve
 from rstar_ray.chat.streamed import spoken, where_calls_stand
@@ -97,6 +97,23 @@ def test_calls_are_read_and_malformed_ones_are_invalid():
         return [(one.name, one.arguments) if one.error is None else INVALID for one in SYNTAXES[name].read(text)]
 
     assert [(name, text, read(name, text)) for name, text, _ in CALLS] == CALLS
+
+
+HARD = {"code": 'print("a</tool_call>b")\nfor i in x:\n    y = {1: "<tool_call>"}', "input": "1 2\n"}
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+@pytest.mark.parametrize("arguments", [HARD, {"code": "x"}, {"code": ""}, {"code": "a\n\n"}])
+def test_what_a_syntax_writes_it_reads_back(name: str, arguments: dict[str, Any]):
+    syntax = SYNTAXES[name]
+    assert syntax.read(syntax.write("python", arguments)) == [WrittenCall("python", arguments)]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "glm", "deepseek", "mistral"])
+def test_calls_are_found_after_words_and_several_in_order(name: str):
+    syntax = SYNTAXES[name]
+    text = "Let me see.\n" + syntax.write("a", {"code": "1"}) + "\n" + syntax.write("b", {"code": "2"})
+    assert [call.name for call in syntax.read(text)] == ["a", "b"]
 
 
 ADD = ToolSpec(
