@@ -13,7 +13,7 @@ from rstar_ray.report.findings import (
     EVALUATION_HEAD,
     PHASE_COLOURS,
     PHASE_NAMES,
-    Change,
+    FigureChange,
     before_after,
     duration,
     evaluation_cells,
@@ -189,7 +189,7 @@ def _budget(asked: Mapping[str, Any]) -> str:
     return f"{tokens:,} tokens, {turns} turns" if tokens and turns else ""
 
 
-def _tile(change: Change, colour: str, budget: str = "") -> dict[str, str]:
+def _tile(change: FigureChange, colour: str, budget: str = "") -> dict[str, str]:
     unit = f" {change.unit}" if change.unit else ""
     before = "" if change.before is None else f"from {change.show(change.before)}{unit}"
     note = "; ".join(filter(None, [before, budget and f"at most {budget}"]))
