@@ -11,7 +11,8 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -56,6 +57,7 @@ def figures(files: Files) -> dict[str, str]:
     dataclasses = [one for one in classes if any("dataclass" in ast.unparse(each) for each in one.decorator_list)]
     loose = [path for path in product if re.fullmatch(r"actors/(?!__)\w+\.py", path)]
     tests = {path: text for path, text in files.items() if path.startswith("tests/")}
+    names = [name for path in product if not (name := path.rpartition("/")[2]).startswith("__")]
     guide = files.get("CONTRIBUTING.md", "")
     lines = _lines(product)
     return {
@@ -69,6 +71,7 @@ def figures(files: Files) -> dict[str, str]:
         "classes / dataclasses": f"{len(classes)} / {len(dataclasses)}",
         "Protocols": str(len(protocols)),
         "loose files in actors/": str(len(loose)),
+        "names of files / of classes that stand twice": " / ".join(map(_twice, (names, [one.name for one in classes]))),
         "files that a rollout passes": _named(guide, "rollout"),
         "files that a published weight passes": _named(guide, "published weight"),
         "records that a rollout is copied into": _records(guide),
@@ -77,6 +80,10 @@ def figures(files: Files) -> dict[str, str]:
 
 def _python(files: Files, folder: str) -> Files:
     return {path: text for path, text in files.items() if path.startswith(folder) and path.endswith(".py")}
+
+
+def _twice(names: Sequence[str]) -> str:
+    return str(sum(count > 1 for count in Counter(names).values()))
 
 
 def _lines(files: Files) -> int:
