@@ -9,6 +9,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 RUN_BY = {
+    "cd examples/command_agent": ("examples/test_own_code.py", "command_agent"),
     "make train": ("recipes/test_train_real.py", "recipes/train.py"),
     "make cluster-up": ("deploy/test_dashboards_real.py", "cluster.up()"),
     "make cluster-down": ("deploy/test_dashboards_real.py", "cluster.down()"),
@@ -27,6 +28,7 @@ RUN_BY = {
     "recipes/serve.py": ("recipes/test_real_shaped.py", "recipes/serve"),
     "-m examples.real_shaped": ("recipes/test_real_shaped.py", "write_all("),
     "--agent.run examples.train_agent": ("actors/test_agents_real.py", "examples.train_agent:solve"),
+    "--agent.command": ("examples/test_own_code.py", "--agent.command"),
     "-m examples.tool_agent": ("actors/test_policy_answers.py", "tool_agent.solve("),
     "curl ": ("recipes/test_real_shaped.py", "/chat/completions"),
     "rstar export": ("recipes/test_export.py", "recipes.export import main"),

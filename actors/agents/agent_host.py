@@ -1,6 +1,7 @@
 """The actor that runs agents of the user, and the endpoint that they reach the policy by."""
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 
+from actors.agents.agent_command import CommandAgent, command_of
 from actors.agents.endpoint import AgentEndpoint
 from actors.generation.vllm_calls import VllmCalls
 from actors.health.heartbeat import Heartbeat, heartbeat
@@ -23,7 +25,7 @@ from rstar_ray.agent.session import AgentCall, AgentReply, AgentSession, Other
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
-from rstar_ray.errors import ToolError
+from rstar_ray.errors import SandboxError, ToolError
 from rstar_ray.reward.value import finite
 from rstar_ray.seeds import derive_seed
 from rstar_ray.tools.loader import load_object
@@ -35,6 +37,10 @@ MAX_ENDED = 1_000
 """Rollouts that have ended whose keys are still known, so that late requests get a clear answer."""
 LOOK_EVERY_S = 0.5
 MAX_RESTARTS = 1_000
+MAX_SHOWN = 50
+"""Failures of agents that one host logs."""
+MAX_LOSSES = 3
+"""How often one rollout's agent is started again since its process, or the sandbox that it uses, was lost."""
 CONCURRENCY = 10_000
 """Each rollout keeps one call open."""
 
@@ -64,6 +70,7 @@ class AgentHost:
         self._by_key: OrderedDict[str, AgentSession] = OrderedDict()
         self._open = AsyncExitStack()
         self._address = ""
+        self._num_shown = 0
         self._starting = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
 
@@ -76,10 +83,12 @@ class AgentHost:
         if running is None or not running.session.fits(call):
             if call.num_turns and call.record is None:
                 return Other.SEND_RECORD
+            losses = 0
             if running is not None:
+                losses = running.losses + running.session.lost
                 running.stop()
                 running.session.release()
-            running = self._begin(call)
+            running = self._begin(call, losses)
         running.holder = call.holder
         return await running.session.next(call)
 
@@ -114,7 +123,7 @@ class AgentHost:
                 self._address = await self._open.enter_async_context(listening(app, "127.0.0.1", 0, cancels=True))
                 self._watch = asyncio.create_task(self._time_out())
 
-    def _begin(self, call: AgentCall) -> "RunningAgent":
+    def _begin(self, call: AgentCall, losses: int) -> "RunningAgent":
         session = AgentSession(self._chat, call, self._context_tokens, self._failed)
         self._by_key[session.key] = session
         while len(self._by_key) > MAX_ENDED + len(self._running):
@@ -128,9 +137,15 @@ class AgentHost:
             rollout_id=call.rollout_id,
             seed=derive_seed(call.seed, "agent"),
         )
-        running = self._running[call.rollout_id] = RunningAgent(session, call.holder)
-        running.start(self._solve, call.problem, endpoint)
+        running = self._running[call.rollout_id] = RunningAgent(session, call.holder, losses)
+        running.start(self._solve, call.problem, endpoint, self._show)
         return running
+
+    def _show(self, rollout_id: str, text: str) -> None:
+        self._num_shown += 1
+        if self._num_shown <= MAX_SHOWN:
+            more = "; further ones are not shown" if self._num_shown == MAX_SHOWN else ""
+            log.warning(f"agent: rollout={rollout_id} {text}{more}")
 
     async def _time_out(self) -> None:
         while True:
@@ -145,21 +160,30 @@ class AgentHost:
 class RunningAgent:
     """One call of the user's function, in a thread of its own with an event loop of its own."""
 
-    def __init__(self, session: AgentSession, holder: str) -> None:
+    def __init__(self, session: AgentSession, holder: str, losses: int) -> None:
         self.session = session
         self.holder = holder
-        self._task: asyncio.Task[Any] | None = None
+        self.losses = losses  # how often this rollout's agent was lost before
+        self._task: asyncio.Task[AgentEnd] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, solve: Solve, problem: Problem, endpoint: Endpoint) -> None:
+    def start(self, solve: Solve, problem: Problem, endpoint: Endpoint, show: Callable[[str, str], None]) -> None:
+        """`show` a failure, of a rollout."""
         host = asyncio.get_running_loop()
 
-        def run() -> None:
-            end = asyncio.run(self._run(solve, problem, endpoint))
-            with suppress(RuntimeError):  # the host is closed
-                host.call_soon_threadsafe(self.session.end, end)
+        def ended(end: AgentEnd) -> None:
+            if (end.failure or end.fault) and not self.session.over:
+                show(endpoint.rollout_id, end.failure or end.fault)
+            self.session.end(end)
 
-        threading.Thread(target=run, name=f"agent {endpoint.rollout_id}", daemon=True).start()
+        async def run() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.ensure_future(self._solved(solve, problem, endpoint))
+            end = await self._task
+            with suppress(RuntimeError):  # the host is closed
+                host.call_soon_threadsafe(ended, end)  # tasks that the agent left behind hold up nothing
+
+        threading.Thread(target=asyncio.run, args=(run(),), name=f"agent {endpoint.rollout_id}", daemon=True).start()
 
     def stop(self) -> None:
         """Cancel it. One that blocks ends when it does; its requests are refused meanwhile."""
@@ -168,25 +192,25 @@ class RunningAgent:
             with suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    async def _run(self, solve: Solve, problem: Problem, endpoint: Endpoint) -> AgentEnd:
-        async def solved() -> Any:
-            given = solve(problem, endpoint)
-            return await given if asyncio.iscoroutine(given) else given
-
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.ensure_future(solved())
+    async def _solved(self, solve: Solve, problem: Problem, endpoint: Endpoint) -> AgentEnd:
         try:
-            reward = await self._task
+            given = solve(problem, endpoint)
+            reward = await given if inspect.isawaitable(given) else given
         except ToolError as ours:
             return AgentEnd(fault=str(ours) or "it says that what it needs failed")
+        except SandboxError as lost:
+            if self.losses < MAX_LOSSES:
+                return AgentEnd(lost=True, failure=f"it is started again: {lost}")
+            return AgentEnd(fault=f"it was lost {self.losses + 1} times, last: {lost}")
         except asyncio.CancelledError:
             return AgentEnd(failure="it was cancelled")
-        except BaseException as raised:  # `SystemExit` too
+        except BaseException as raised:  # `SystemExit` too, which would end the event loop
             return AgentEnd(failure=f"{type(raised).__name__}: {raised}"[:500])
         if reward is None:
             return AgentEnd()
         number = finite(reward)
         if number is None:
-            return AgentEnd(fault=f"--agent.run: it returned {reward!r:.80}, not a finite number or None")
+            return AgentEnd(fault=f"its reward is {reward!r:.80}, not a finite number or None")
         return AgentEnd(reward=number)
 
 
@@ -198,7 +222,7 @@ class AgentHostActor(ServiceActor):
         sys.path.insert(0, config.own_folder)
         failed = config.agent.failed
         self._host = AgentHost(
-            load_object(config.agent.run),
+            CommandAgent(command_of(config)) if config.agent.command else load_object(config.agent.run),
             load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls),
             context_tokens=config.engine.max_context_tokens,
             deadline_s=config.agent.deadline_s,
@@ -224,7 +248,7 @@ class AgentHostActor(ServiceActor):
 
 def agent_host_names(config: RunConfig) -> tuple[str, ...]:
     """The actor names of the hosts; none without an agent."""
-    return tuple(f"agents/{number}" for number in range(config.agent.hosts if config.agent.run else 0))
+    return tuple(f"agents/{number}" for number in range(config.agent.hosts if config.agent.used else 0))
 
 
 def start_agent_hosts(

@@ -4,6 +4,7 @@ A check reads the facts that `Start` computes once each. It raises `ConfigError`
 the user should know of a run that is not refused. Recipes, `plan` and preflight use the same table.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 
+from actors.agents.agent_command import OPTION, command_of
 from actors.launch.changed_settings import asked_otherwise
 from actors.launch.checkpoint_space import checkpoint_lines
 from actors.launch.datasets import heldout_problems, problem_sets, sft_plan, split, that_fit, training_problems
@@ -36,6 +38,7 @@ from rstar_ray.stages import STAGES, previous_checkpoint
 from rstar_ray.tools.loader import check_environment, check_function, tool_specs
 from rstar_ray.tools.spec import PYTHON, ToolSpec
 from rstar_ray.trajectory import Problem
+from sandbox.command import check_command
 
 log = logging.getLogger(__name__)
 
@@ -185,9 +188,16 @@ def _own_code(start: Start) -> None:
         if name:
             option = "--agent.run" if name == config.agent.run else "--agent.failed"
             check_function(name, num_arguments, own_folder(config), option=option)
-    if config.agent.run:
-        which = config.agent.failed or "those marked rstar_failed"
-        log.info(f"agent: {config.agent.run}; failed tool results, for resampling: {which}, and unreadable calls")
+    agent = config.agent
+    if agent.command:
+        command = command_of(config)
+        asyncio.run(check_command(command, OPTION))
+        where = "isolated, without a network" if command.confined else "NOT isolated: it has your rights"
+        log.info(f"agent: {agent.command} runs {where} (docs/security.md)")
+    if agent.used:
+        which = agent.failed or "those marked rstar_failed"
+        name = agent.run or agent.command
+        log.info(f"agent: {name}; failed tool results, for resampling: {which}, and unreadable calls")
 
 
 def _rules(start: Start) -> None:

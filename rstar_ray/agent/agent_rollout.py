@@ -42,6 +42,7 @@ class AgentEnd:
     failure: str = ""  # what it raised
     timed_out: bool = False
     fault: str = ""  # what it needs failed: says nothing about the policy
+    lost: bool = False  # its process is gone, by no doing of its own: it is to be started again
     refused: StopReason | None = None  # which budget a request of it met
     cut: bool = False  # the last completion was cut before its end
     called: bool = False  # the last completion called a tool

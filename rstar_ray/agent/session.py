@@ -33,6 +33,8 @@ from rstar_ray.trajectory import Problem, StopReason, ToolResult
 
 MAX_WAITING = 64
 """Requests of one rollout that wait at a time."""
+MAX_REFUSED = 200
+"""Requests of one rollout whose refusal counts as progress of its agent."""
 MAX_BODY_BYTES = 4 * 2**20
 
 
@@ -116,6 +118,7 @@ class AgentSession:
     _latest: AgentEnd = field(default_factory=AgentEnd)  # what is known of the end: the last completion
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _num_requests: int = 0
+    _num_refused: int = 0
     _num_turns: int = 0
     _poll: int = 0
     _holder: str = ""
@@ -131,6 +134,10 @@ class AgentSession:
     @property
     def over(self) -> bool:
         return self._end is not None
+
+    @property
+    def lost(self) -> bool:
+        return self._end is not None and self._end.lost
 
     def ask(self, request: ChatRequest, *, retry: bool = False) -> Pending:
         """Queue a request. The same one again joins it while its answer has not been delivered and no client waits for
@@ -199,7 +206,7 @@ class AgentSession:
     def fits(self, call: AgentCall) -> bool:
         """Whether this session stands where the caller's rollout does."""
         given = self._asked is not None and call.last is not None and call.num_turns == self._num_turns + 1
-        return call.restarts == self.call.restarts and (given or call.num_turns == self._num_turns)
+        return not self.lost and call.restarts == self.call.restarts and (given or call.num_turns == self._num_turns)
 
     async def next(self, call: AgentCall) -> AgentReply:
         """Take what the worker says, then wait for the next request or the end."""
@@ -227,6 +234,8 @@ class AgentSession:
         return Other.WAIT
 
     def _end_report(self, end: AgentEnd) -> AgentReply:
+        if end.lost:
+            return Other.SEND_RECORD
         if self._record:
             return Other.LOST
         known = self._latest
@@ -253,7 +262,7 @@ class AgentSession:
         while self._queue and self._asked is None and not self.over:
             pending = self._queue.popleft()
             if not pending.clients:  # gone before it was its turn
-                self._undelivered.pop(pending.request.digest, None)
+                self._refuse(pending, BadRequest("its client is gone"))
                 continue
             try:
                 place = self._lines.place(pending.request)
@@ -300,8 +309,10 @@ class AgentSession:
             return []
         results: list[TurnResult] = []
         for message in reversed(request.messages):
-            if message["role"] != "tool":
+            if message["role"] == "assistant":
                 break
+            if message["role"] != "tool":  # a reminder beside the results
+                continue
             text = str(message["content"])
             failed = bool(message.get("rstar_failed")) or (self.failed is not None and self.failed(text))
             outcome = Outcome.ERROR if failed else Outcome.OK
@@ -338,8 +349,11 @@ class AgentSession:
             pending.answer.set_result(finished)
 
     def _refuse(self, pending: Pending, refused: BadRequest) -> None:
-        self._undelivered.pop(pending.request.digest, None)
-        self._busy_since_s = time.monotonic()
+        if self._undelivered.get(pending.request.digest) is pending:
+            del self._undelivered[pending.request.digest]
+        self._num_refused += 1
+        if self._num_refused <= MAX_REFUSED:  # an agent that asks again and again makes no progress
+            self._busy_since_s = time.monotonic()
         if not pending.answer.done():
             pending.answer.set_exception(refused)
             pending.answer.exception()  # a client that is gone does not read it

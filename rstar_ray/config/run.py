@@ -139,8 +139,8 @@ class RunConfig:
             "give --engine.no-sleep and a smaller --engine.gpu-memory-share, or --staleness 0",
         )
         require(
-            not (self.agent.run and has_own_tools(self)),
-            "--agent.run",
+            not (self.agent.used and has_own_tools(self)),
+            "--agent.run" if self.agent.run else "--agent.command",
             "an agent brings its tools, and no environment answers it (got --tools.use or --tools.environment too)",
             "leave out one of them",
         )

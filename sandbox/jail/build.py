@@ -37,6 +37,7 @@ class JailSpec(NamedTuple):
     scratch_files: int
     first_uid: int  # cell n runs as first_uid + n where we are root
     max_threads: int
+    loopback: bool = False  # the network namespace has 127.0.0.1; otherwise nothing
 
 
 class Jail(NamedTuple):
@@ -117,6 +118,8 @@ def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_
     os.setsid()  # else signals to the process group, 0 to kill(2), reach the server and its other cells
     inside = uid if privileged else INSIDE_UID
     socket.sethostname("sandbox")
+    if spec.loopback:
+        kernel.raise_loopback()
     facts: dict[str, Any] = {"user_namespace": not privileged, "proc": _build_root(spec, inside)}
     if privileged:
         os.setgroups([])

@@ -1,8 +1,10 @@
 """The few Linux calls that Python has no function for, each raising OSError on failure."""
 
 import ctypes
+import fcntl
 import os
 import platform
+import socket
 import struct
 from typing import Any
 
@@ -109,6 +111,15 @@ def empty_bounding_set() -> None:
     for capability in range(64):
         if prctl3(PR_CAPBSET_DROP, capability, 0) < 0:
             break
+
+
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
+
+
+def raise_loopback() -> None:
+    """Give the network namespace its address 127.0.0.1; needs CAP_NET_ADMIN there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
 _MADV_COLLAPSE = 25

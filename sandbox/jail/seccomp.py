@@ -25,7 +25,8 @@ _NR, _ARCH = 0, 4
 
 _CLONE_FILES, _CLONE_THREAD = 0x00000400, 0x00010000
 _CLONE_NEW_ANY = 0x7E020080
-_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
+_AF_UNIX, _AF_INET, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_TYPE_MASK = 1, 2, 1, 2, 0xF
+_SOCKET_LEVELS = (0, 1, 6)  # IPPROTO_IP, SOL_SOCKET, IPPROTO_TCP
 _MAP_HUGETLB = 0x40000
 _ACCESS_AND_TRUNCATE, _TRUNCATE, _READ_AND_WRITE, _NAMELESS = 0x203, 0x200, 0x3, 0x400000
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: all that files and pipes need.
@@ -140,6 +141,22 @@ def _stream_pairs() -> list[Instruction]:
     ]
 
 
+def _sockets() -> list[Instruction]:
+    """Neither raw ones nor those of other families, which are of no use to an agent."""
+    return [
+        (_LD_W_ABS, 0, 0, _argument(0)),
+        (_JEQ, 2, 0, _AF_UNIX),
+        (_JEQ, 1, 0, _AF_INET),
+        _refuse(errno.EAFNOSUPPORT),
+        (_LD_W_ABS, 0, 0, _argument(1)),
+        (_AND, 0, 0, _SOCK_TYPE_MASK),
+        (_JEQ, 2, 0, _SOCK_STREAM),
+        (_JEQ, 1, 0, _SOCK_DGRAM),
+        _refuse(errno.EPERM),
+        (_RET, 0, 0, _ALLOW),
+    ]
+
+
 def _no_lent_priority() -> list[Instruction]:
     tests: list[Instruction] = [(_JEQ, len(_FUTEX_LENDS) - i, 0, value) for i, value in enumerate(_FUTEX_LENDS)]
     command: list[Instruction] = [(_LD_W_ABS, 0, 0, _argument(1)), (_AND, 0, 0, _FUTEX_COMMAND)]
@@ -175,12 +192,12 @@ def _opening_on_shared_disk(flags: int) -> list[Instruction]:
     ]
 
 
-def base_filter() -> Filter:
-    """The allow-list for a cell and everything it forks."""
-    return Filter(base_program())
+def base_filter(*, command: bool = False) -> Filter:
+    """The allow-list for a cell, or the first process of a command's jail, and everything it forks."""
+    return Filter(base_program(command=command))
 
 
-def base_program() -> list[Instruction]:
+def base_program(*, command: bool = False) -> list[Instruction]:
     """The instructions of the base filter."""
     judged: dict[str, list[Instruction]] = {
         "open": _opening(1),
@@ -197,6 +214,8 @@ def base_program() -> list[Instruction]:
         "ioctl": _one_of(1, _IOCTLS, errno.ENOTTY),
         "prctl": _one_of(0, _PRCTLS, errno.EPERM),
         "socketpair": _stream_pairs(),
+        "socket": _sockets(),
+        "setsockopt": _one_of(1, _SOCKET_LEVELS, errno.EPERM),
     }
     program: list[Instruction] = [
         (_LD_W_ABS, 0, 0, _ARCH),
@@ -207,7 +226,7 @@ def base_program() -> list[Instruction]:
         _refuse(errno.EPERM),
     ]
     for call in system_calls.table():
-        if call.number is not None:
+        if call.number is not None and (command or call.rule != system_calls.COMMAND):
             always = [_refuse(0)] if call.rule == system_calls.NOTHING else [(_RET, 0, 0, _ALLOW)]
             program += _when(call.number, judged.get(call.name, always))
     program += [(_JGE, 0, 1, _LAST_KNOWN + 1), _refuse(errno.ENOSYS), _refuse(errno.EPERM)]
@@ -221,6 +240,7 @@ class Reach(NamedTuple):
     own_pids: bool  # its pid namespace holds nobody else
     own_uid: bool  # no file but its own belongs to its uid
     own_files: bool  # its working folder is a separate file system
+    command: bool = False  # it is a command of the user, alone in its network too
 
 
 def program_filter(reach: Reach) -> Filter:
@@ -240,7 +260,7 @@ def reach_program(reach: Reach) -> list[Instruction]:
 
 def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instruction]:
     """How a program's call is judged further; nothing where the base filter has said all."""
-    allowed = {system_calls.CELL: False, system_calls.PROCESSES: reach.processes}
+    allowed = {system_calls.CELL: reach.command, system_calls.PROCESSES: reach.processes}
     allowed |= {system_calls.OWNED: reach.own_uid, system_calls.PRIVATE: reach.own_files}
     if not allowed.get(call.rule, True):
         return [_refuse(errno.EOPNOTSUPP if call.name in _SELDOM_HAD else errno.EPERM)]
@@ -250,6 +270,8 @@ def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instructio
         return _no_bits(0, _CPU_CLOCK, errno.EINVAL)
     if call.name in ("kill", "tgkill", "tkill") and not reach.own_pids:
         return [_refuse(errno.EPERM)] if call.name == "tkill" else _one_of(0, (OWN_PID,), errno.EPERM)
+    if call.rule == system_calls.COMMAND:
+        return []  # judged by the base filter
     if call.name == "clone" and not reach.processes:
         return _threads_alone()
     always = {"prctl": _none_of(0, _CELL_PRCTLS, errno.EPERM), "getpriority": _own_priority()}

@@ -9,6 +9,7 @@ The numbers are those of x86_64 and of the generic table (aarch64; `-` where it 
 `private`    not where the working folder lies on the host's disk, beside everybody's files (landlock)
 `cell`       by the cell alone: the program's own filter takes it away
 `processes`  by programs that may have processes (C++), and by the cell
+`command`    by a command of the user alone, whose network namespace holds one address (sandbox/jail/command.py)
 """
 
 import errno
@@ -16,7 +17,7 @@ import platform
 from typing import NamedTuple
 
 FREE, NOTHING, JUDGED = "free", "nothing", "judged"
-OWNED, PRIVATE, CELL, PROCESSES = "owned", "private", "cell", "processes"
+OWNED, PRIVATE, CELL, PROCESSES, COMMAND = "owned", "private", "cell", "processes", "command"
 
 
 class SystemCall(NamedTuple):
@@ -214,6 +215,15 @@ getsockopt 55 209 free | its own pairs
 getsockname 51 204 free | its own pairs
 getpeername 52 205 free | its own pairs
 pidfd_open 434 434 cell | the cell waits for its program by it
+socket 41 198 command | IPv4 in a network without a way out, and Unix sockets, of which it sees its own alone
+connect 42 203 command | as socket
+bind 49 200 command | as socket
+listen 50 201 command | as socket
+accept 43 202 command | as socket
+accept4 288 242 command | as socket
+setsockopt 54 208 command | of the socket layer, of IP and of TCP
+setsid 112 157 command | its own processes
+setpgid 109 154 command | its own processes
 """
 
 
@@ -231,6 +241,6 @@ def table() -> list[SystemCall]:
     return [_read(line) for line in _TABLE.strip().splitlines()]
 
 
-def numbers() -> dict[str, int]:
-    """Name to number, of what exists on this machine."""
-    return {call.name: call.number for call in table() if call.number is not None}
+def numbers(*, command: bool = False) -> dict[str, int]:
+    """Name to number, of what exists on this machine, for a program or for a command of the user."""
+    return {call.name: call.number for call in table() if call.number is not None and (command or call.rule != COMMAND)}

@@ -1,6 +1,7 @@
 """The examples of own code, loaded as a run loads them and played; then a training step with each at scale tiny."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -128,8 +129,9 @@ STEP = """
         "--tools.environment own_environment:Mastermind --tools.max-environment-turns 3",
         "--data.train {rows} --data.mix sum=1 game=1 --tools.environments own_environment:Mastermind",
         f"--config {EXAMPLES / 'lora_one_gpu.toml'}",
+        f"--own-folder examples/command_agent --agent.command '{sys.executable} agent.py'",
     ],
-    ids=["tool-and-reward", "environment", "mix", "lora"],
+    ids=["tool-and-reward", "environment", "mix", "lora", "command"],
 )
 def test_a_training_step_runs_at_scale_tiny(options: str, tmp_path: Path):
     game = {"environment": "own_environment:Mastermind", "family": "game"}
@@ -137,7 +139,14 @@ def test_a_training_step_runs_at_scale_tiny(options: str, tmp_path: Path):
     rows += [{"id": f"b{i}", "problem": "Guess a number of 2 digits", "answer": f"1{i}", **game} for i in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     options = options.replace("{rows}", str(tmp_path / "rows.jsonl"))
-    command = [sys.executable, "recipes/stage1.py", *STEP.split(), *options.split(), "--run-dir", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "recipes/stage1.py",
+        *STEP.split(),
+        *shlex.split(options),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout[-2_000:] + ran.stderr[-2_000:]
     (row,) = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row["stage"] == "stage1"]

@@ -158,6 +158,7 @@ def test_every_system_call_has_a_number_a_known_rule_and_a_reason():
         system_calls.PRIVATE,
         system_calls.CELL,
         system_calls.PROCESSES,
+        system_calls.COMMAND,
     }
     assert {call.rule for call in table} == rules and all(call.reason for call in table)
     assert len({call.name for call in table}) == len(table)
@@ -167,6 +168,8 @@ def test_every_system_call_has_a_number_a_known_rule_and_a_reason():
 
 NOBODY = seccomp.Reach(processes=False, own_pids=False, own_uid=False, own_files=False)
 PRIVATE = seccomp.Reach(processes=False, own_pids=True, own_uid=True, own_files=True)
+
+COMMAND = PRIVATE._replace(processes=True, command=True)
 
 
 def decide(program: list[seccomp.Instruction], nr: int, *arguments: int) -> int:
@@ -191,8 +194,9 @@ def decide(program: list[seccomp.Instruction], nr: int, *arguments: int) -> int:
 
 
 def verdict(name: str, *arguments: int, reach: seccomp.Reach = PRIVATE) -> str:
-    nr = system_calls.numbers().get(name, 100_000)
-    found = [decide(program, nr, *arguments) for program in (seccomp.base_program(), seccomp.reach_program(reach))]
+    nr = system_calls.numbers(command=True).get(name, 100_000)
+    programs = (seccomp.base_program(command=reach.command), seccomp.reach_program(reach))
+    found = [decide(program, nr, *arguments) for program in programs]
     refused = [each for each in found if each != seccomp._ALLOW]
     return "allowed" if not refused else "nothing" if refused[0] == seccomp._ERRNO else "refused"
 
@@ -294,6 +298,17 @@ def test_a_program_with_processes_may_start_some_but_no_namespace():
     many = PRIVATE._replace(processes=True)
     assert verdict("clone", 17, reach=many) == verdict("execve", reach=many) == "allowed"
     assert verdict("clone", 17 | 0x20000000, reach=many) == "refused"
+
+
+def test_a_command_has_streams_and_datagrams_of_two_families_and_a_program_none():
+    inet, unix, netlink, stream, raw, cloexec = 2, 1, 16, 1, 3, 0o2000000
+    allowed = [("socket", inet, stream | cloexec), ("socket", unix, 2), ("connect", 3), ("setsockopt", 3, 6, 1)]
+    refused = [("socket", netlink, stream), ("socket", inet, raw), ("socket", 10, stream), ("setsockopt", 3, 41, 1)]
+    for name, *arguments in [*allowed, ("setsid",)]:
+        assert verdict(name, *arguments, reach=COMMAND) == "allowed", name
+        assert verdict(name, *arguments) == "refused", name
+    for name, *arguments in [*refused, ("clone", 17 | 0x20000000), ("ptrace",), ("io_uring_setup",)]:
+        assert verdict(name, *arguments, reach=COMMAND) == "refused", (name, arguments)
 
 
 def test_what_is_judged_is_judged_and_what_is_not_known_does_not_exist():

@@ -1,0 +1,93 @@
+"""An agent of the user that is a command: its environment, and its reward."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from rstar_ray.agent.endpoint import MODEL, Endpoint
+from rstar_ray.config import RunConfig
+from rstar_ray.errors import ToolError
+from rstar_ray.trajectory import Problem
+from sandbox.command import Command, CommandEnd, forward, read_command, running
+from sandbox.jail.command import PORT
+
+log = logging.getLogger(__name__)
+
+OPTION = "--agent.command"
+MAX_PROBLEM_BYTES = 120_000
+"""A variable of a process's environment holds 128 KiB."""
+
+
+class CommandFailed(Exception):
+    """The agent's command ended otherwise than with status 0."""
+
+
+def command_of(config: RunConfig) -> Command:
+    """Raises `ConfigError`."""
+    agent = config.agent
+    return read_command(
+        agent.command, config.own_folder, memory_mb=agent.memory_mb, confined=not agent.unconfined, option=OPTION
+    )
+
+
+class CommandAgent:
+    """Runs one process for each rollout, as `solve` of a module would."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._left = False  # it has left processes behind, which is logged once
+
+    async def __call__(self, problem: Problem, endpoint: Endpoint) -> Any:
+        """The command's reward, or None. Raises `CommandFailed`, and `SandboxError` where we lost it."""
+        text = json.dumps(asdict(problem), default=str)
+        if len(text.encode()) > MAX_PROBLEM_BYTES:
+            raise ToolError(f"{OPTION}: a problem of {len(text)} characters does not fit into its environment")
+        port = urlsplit(endpoint.base_url).port or 0
+        address = f"http://127.0.0.1:{PORT if self._command.confined else port}"
+        async with running(self._command, environment(address, endpoint, text)) as command:
+            if command.listener is None:
+                end = await command.end()
+            else:
+                async with await forward(command.listener, port):
+                    end = await command.end()
+        if end.left and not self._left:
+            self._left = True
+            log.warning(f"agent: its command left {end.left} processes behind; they are ended with every rollout")
+        return reward_of(end)
+
+
+def environment(address: str, endpoint: Endpoint, problem: str) -> Mapping[str, str]:
+    """What the command finds in its environment: `problem` as JSON, and how it reaches the policy."""
+    return {
+        "OPENAI_BASE_URL": f"{address}/v1",
+        "OPENAI_API_KEY": endpoint.api_key,
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+        "NO_PROXY": "127.0.0.1",
+        "RSTAR_MODEL": MODEL,
+        "RSTAR_PROBLEM": problem,
+        "RSTAR_ROLLOUT": endpoint.rollout_id,
+        "RSTAR_SEED": str(endpoint.seed),
+    }
+
+
+def reward_of(end: CommandEnd) -> Any:
+    """The reward in the last line of the output that is a JSON object with one; None where there is none.
+
+    >>> reward_of(CommandEnd(exit_status=0, left=0, stdout='thinking\\n{"reward": 0.5}\\ndone\\n', stderr=""))
+    0.5
+    """
+    if end.exit_status:
+        how = f"exit status {end.exit_status}" if end.exit_status > 0 else f"ended by signal {-end.exit_status}"
+        raise CommandFailed(f"{how}: {end.stderr.strip()[-300:] or 'nothing on stderr'}")
+    for line in reversed(end.stdout.splitlines()):
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict) and "reward" in said:
+            return said["reward"]
+    return None

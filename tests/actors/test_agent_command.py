@@ -1,0 +1,144 @@
+"""Rollouts through a command of the user, isolated and not, against a fake engine."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from actors.agents.agent_command import CommandAgent
+from rstar_ray.errors import ToolError
+from rstar_ray.trajectory import Completion, StopReason
+from sandbox.command import read_command
+from tests.actors.test_agents import Policy, host_of, judged, played, start
+from tests.fakes import adding_problems, answer
+
+pytestmark = pytest.mark.caged
+
+ASKS = """
+import json, os, subprocess, sys, time, urllib.request
+
+def ask(text, path="/chat/completions", key=os.environ["OPENAI_API_KEY"]):
+    body = {"model": os.environ["RSTAR_MODEL"], "max_tokens": 50, "messages": [{"role": "user", "content": text}]}
+    headers = {"x-api-key": key, "Content-Type": "application/json"}
+    base = os.environ["ANTHROPIC_BASE_URL" if path == "/v1/messages" else "OPENAI_BASE_URL"]
+    request = urllib.request.Request(base + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)
+
+problem = json.loads(os.environ["RSTAR_PROBLEM"])
+ask(problem["problem"])
+print("a line", file=sys.stderr)
+"""
+
+
+def agent(folder: Path, code: str, *, confined: bool = True) -> CommandAgent:
+    folder.chmod(0o755)
+    (folder / "agent.py").write_text(ASKS + code)
+    command = f"{sys.executable} agent.py"
+    read = read_command(command, str(folder), memory_mb=512, confined=confined, option="--agent.command")
+    return CommandAgent(read)
+
+
+def alive_in(folder: Path) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("confined", [True, False])
+@pytest.mark.parametrize(
+    ("code", "reason", "reward"),
+    [
+        ("print(json.dumps({'reward': 0.25}))\nprint('done')", StopReason.ANSWERED, 0.25),
+        ("print(3)", StopReason.ANSWERED, 1.0),  # the configured reward
+        ("ask('again', '/v1/messages')", StopReason.ANSWERED, 1.0),
+        ("sys.exit(3)", StopReason.AGENT_FAILED, 0.0),
+        ("os.kill(os.getpid(), 9)", StopReason.AGENT_FAILED, 0.0),
+        ("time.sleep(1000)", StopReason.AGENT_TIMEOUT, 0.0),
+        (
+            "for _ in range(3): subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+            "print(json.dumps({'reward': 2}))",
+            StopReason.ANSWERED,
+            2.0,
+        ),
+    ],
+)
+async def test_every_end_of_a_command_has_its_name_and_leaves_no_process(
+    tmp_path: Path, code: str, reason: StopReason, reward: float, confined: bool
+):
+    deadline_s = 10.0 if reason is StopReason.AGENT_TIMEOUT else 60.0
+    async with host_of(agent(tmp_path, code, confined=confined), deadline_s=deadline_s) as host:
+        right = answer(adding_problems(1)[0].answer)
+        trajectory = await judged(await played(host, start(), Policy(right, right)))
+        assert (trajectory.summary.stop_reason, trajectory.summary.reward) == (reason, reward)
+        await host.end("r", "worker")
+        async with asyncio.timeout(20):
+            while alive_in(tmp_path):
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("code", ['print(\'{"reward": "much"}\')', "print('{\"reward\": NaN}')"])
+async def test_a_reward_that_is_no_number_is_not_trained_on(tmp_path: Path, code: str):
+    async with host_of(agent(tmp_path, code)) as host:
+        with pytest.raises(ToolError, match="its reward is"):
+            await played(host, start(), Policy(answer("3")))
+
+
+async def test_an_isolated_command_reaches_the_endpoint_and_its_folder_alone(tmp_path: Path):
+    code = """
+import socket
+seen = []
+for name, attempt in {
+    "another key": lambda: ask("hi", key="x"),
+    "network": lambda: socket.create_connection(("1.1.1.1", 80), 2),
+    "another port": lambda: socket.create_connection(("127.0.0.1", 22), 2),
+    "raw": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW),
+    "netlink": lambda: socket.socket(socket.AF_NETLINK),
+    "passwords": lambda: open("/etc/shadow"),
+    "a folder beside": lambda: os.listdir("../beside"),
+    "own folder": lambda: open("agent.py", "a"),
+    "namespace": lambda: subprocess.run(["unshare", "-Ur", "true"], check=True, stderr=subprocess.DEVNULL),
+    "large": lambda: bytearray(700 << 20),
+}.items():
+    try:
+        attempt()
+        seen.append(name)
+    except (OSError, subprocess.SubprocessError, MemoryError):
+        pass
+open(os.path.expanduser("~/mine"), "w").write("x")
+subprocess.run(["/bin/sh", "-c", "ls | wc -l"], check=True, start_new_session=True)
+print(json.dumps({"reward": -1 if seen or len(os.environ) > 15 else 1, "seen": seen}), file=sys.stdout)
+if seen: print(seen, list(os.environ), file=sys.stderr); sys.exit(1)
+"""
+    for name in ("own", "beside"):
+        (tmp_path / name).mkdir()
+    async with host_of(agent(tmp_path / "own", code)) as host:
+        state = await played(host, start(), Policy(answer("3")))
+    assert (state.stop_reason, state.reward) == (StopReason.ANSWERED, 1.0)
+
+
+async def test_a_command_whose_process_is_lost_is_started_again_and_loses_no_completion(tmp_path: Path):
+    class Kills(Policy):
+        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            if len(self.prompts) == 1:
+                for process in alive_in(tmp_path):
+                    os.kill(process.ppid(), signal.SIGKILL)  # the first process of its jail
+            return await super().__call__(prompt_ids, **asked)
+
+    code = "ask('again'); ask('and again'); print(json.dumps({'reward': 1}))"
+    async with host_of(agent(tmp_path, code)) as host:
+        policy = Kills("one", "two", "three")
+        state = await played(host, start(), policy)
+    assert (state.stop_reason, state.reward) == (StopReason.ANSWERED, 1.0)
+    assert len(policy.prompts) == len(state.turns) == 3
