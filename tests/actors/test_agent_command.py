@@ -77,7 +77,7 @@ def alive_in(folder: Path) -> list[psutil.Process]:
 async def test_every_end_of_a_command_has_its_name_and_leaves_no_process(
     tmp_path: Path, code: str, reason: StopReason, reward: float, confined: bool
 ):
-    deadline_s = 10.0 if reason is StopReason.AGENT_TIMEOUT else 60.0
+    deadline_s = 10.0 if reason is StopReason.AGENT_TIMEOUT else 300.0
     async with host_of(agent(tmp_path, code, confined=confined), deadline_s=deadline_s) as host:
         right = answer(adding_problems(1)[0].answer)
         trajectory = await judged(await played(host, start(), Policy(right, right)))

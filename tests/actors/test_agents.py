@@ -5,8 +5,10 @@ import asyncio
 import io
 import json
 import random
+import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,8 @@ from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.batch import rl_row
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.errors import ToolError, ToolStateLost
+from rstar_ray.errors import SandboxError, ToolError, ToolStateLost
+from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectory
 from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.spec import PYTHON_TOOL
@@ -38,6 +41,7 @@ from tests.rstar_ray.test_token_lines import CHATS
 FAMILY = CHATS["qwen3"]
 CHAT = TokenizerChat(FAMILY.tokenizer, FAMILY.profile, tools=[PYTHON_TOOL])
 LIMITS = RolloutLimits(max_response_tokens=600, max_turns=4, max_context_tokens=2_000, max_calls_per_turn=4)
+SHORT_S = 5.0
 THOUGHT = "<think>\n\n</think>\n\n"
 
 
@@ -91,7 +95,7 @@ async def with_python(problem: Problem, endpoint: Endpoint) -> None:
 
 
 @asynccontextmanager
-async def host_of(solve: Any, *, deadline_s: float = 20.0) -> AsyncGenerator[AgentHost, None]:
+async def host_of(solve: Any, *, deadline_s: float = 300.0) -> AsyncGenerator[AgentHost, None]:
     host = AgentHost(solve, CHAT, context_tokens=LIMITS.max_context_tokens, deadline_s=deadline_s)
     try:
         yield host
@@ -159,6 +163,23 @@ async def hangs(problem: Problem, endpoint: Endpoint) -> None:
     await asyncio.sleep(3600)
 
 
+async def exits(problem: Problem, endpoint: Endpoint) -> None:
+    await ask(endpoint, problem.problem)
+    sys.exit("enough")
+
+
+async def leaves_a_thread_behind(problem: Problem, endpoint: Endpoint) -> float:
+    await ask(endpoint, problem.problem)
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 2 * SHORT_S)
+    return 1.0
+
+
+async def insists(problem: Problem, endpoint: Endpoint) -> None:
+    while True:
+        with suppress(openai.BadRequestError):
+            await ask(endpoint, problem.problem)
+
+
 def blocks(problem: Problem, endpoint: Endpoint) -> float:
     with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as policy:  # in its own thread
         message: Any = {"role": "user", "content": problem.problem}
@@ -171,7 +192,10 @@ def blocks(problem: Problem, endpoint: Endpoint) -> float:
     ("solve", "said", "reason", "reward"),
     [
         (raises, answer("3"), StopReason.AGENT_FAILED, 0.0),
+        (exits, answer("3"), StopReason.AGENT_FAILED, 0.0),
         (hangs, answer("3"), StopReason.AGENT_TIMEOUT, 0.0),
+        (leaves_a_thread_behind, answer("3"), StopReason.ANSWERED, 1.0),
+        (insists, answer("3"), StopReason.MAX_TURNS, 0.0),
         (blocks, answer("3"), StopReason.ANSWERED, 1.0),
         (blocks, answer("4"), StopReason.ANSWERED, -2.5),
         (with_python, answer("1"), StopReason.ANSWERED, None),
@@ -180,10 +204,53 @@ def blocks(problem: Problem, endpoint: Endpoint) -> float:
     ],
 )
 async def test_every_end_of_an_agent_has_its_name_and_reward(solve: Any, said: str, reason: Any, reward: Any):
-    async with host_of(solve, deadline_s=1.0) as host:
+    deadline_s = SHORT_S if solve in (hangs, insists, leaves_a_thread_behind) else 300.0
+    async with host_of(solve, deadline_s=deadline_s) as host:
         trajectory = await judged(await played(host, start(), Policy(*[said] * LIMITS.max_turns)))
     assert trajectory.summary.stop_reason is reason
     assert reward is None or trajectory.summary.reward == reward
+
+
+async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        messages: list[Any] = [{"role": "user", "content": problem.problem}]
+        tools: Any = [PYTHON_TOOL.told()]
+        async with client(endpoint) as policy:
+            reply = await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+            said = reply.choices[0].message
+            assert said.tool_calls
+            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "no", "rstar_failed": True}
+            messages += [said.model_dump(exclude_none=True), result, {"role": "user", "content": "One turn is left."}]
+            await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+        return 1.0
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy(call("1+2"), answer("3")))
+    assert [[result.outcome for result in turn.tool_results] for turn in state.turns] == [[Outcome.ERROR], []]
+
+
+async def test_a_sandbox_that_fails_under_an_agent_starts_the_agent_again_and_samples_nothing_again():
+    lives: list[int] = []
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        lives.append(1)
+        await ask(endpoint, problem.problem)
+        if len(lives) < 3:
+            raise SandboxError("the pool is gone")
+        await ask(endpoint, "more")
+        return 1.0
+
+    policy = Policy("one", "two")
+    async with host_of(solve) as host:
+        state = await played(host, start(), policy)
+    assert len(lives) == 3 and len(policy.prompts) == len(state.turns) == 2 and state.reward == 1.0
+
+    async def always(problem: Problem, endpoint: Endpoint) -> float:
+        raise SandboxError("the pool is gone")
+
+    async with host_of(always) as host:
+        with pytest.raises(ToolError, match="lost 4 times"):
+            await played(host, start(), policy)
 
 
 async def never_asks(problem: Problem, endpoint: Endpoint) -> float:
