@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +62,15 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
         raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
     if not callable(found):
         raise ConfigError(f"--algorithm.{kind} {name}", f"{function} is not a function", "name a function")
-    return found
+
+    @wraps(found)
+    def named(*arguments: Any) -> Any:
+        try:
+            return found(*arguments)
+        except Exception as failed:  # of any kind: it is the user's code
+            raise RStarError(f"--algorithm.{kind} {name}: {type(failed).__name__}: {failed}") from failed
+
+    return named
 
 
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
@@ -116,8 +124,8 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
         try:
             _try(kind, algorithm, own_folder)
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
-            option = f"--algorithm.{kind} {name}"
-            problem = f"it fails on made-up data ({type(failed).__name__}: {failed})"
+            option, cause = f"--algorithm.{kind} {name}", failed.__cause__ or failed
+            problem = f"it fails on made-up data ({type(cause).__name__}: {cause})"
             raise ConfigError(option, problem, "docs/algorithm.md has its signature") from failed
 
 

@@ -60,6 +60,15 @@ def one_token_short(rewards, algorithm, summaries):
 def nan_token(rewards, algorithm, summaries):
     return [[float("nan")] * one.num_sampled_tokens for one in summaries]
 
+def one_parameter(rewards):
+    return rewards
+
+def mismatched(tokens, algorithm):
+    return tokens.logprobs_N[:3] * tokens.advantages_N
+
+def fails_late(rewards, algorithm):
+    return [1 / len([reward for reward in rewards if reward]) for _ in rewards]
+
 number = 3
 """
 
@@ -126,6 +135,11 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
         ({"resample": "{mine}:none_kept"}, "--algorithm.resample {mine}:none_kept: it fails on made-up data"),
         ({"resample": "{mine}:halves"}, "--algorithm.resample {mine}:halves: it fails on made-up data"),
         ({"advantage": "{mine}:exits"}, "--algorithm.advantage {mine}:exits: it fails on made-up data"),
+        *(
+            ({kind: "{mine}:one_parameter"}, f"--algorithm.{kind} {{mine}}:one_parameter: it fails on made-up data")
+            for kind in ("resample", "advantage", "loss")
+        ),
+        ({"loss": "{mine}:mismatched"}, "--algorithm.loss {mine}:mismatched: it fails on made-up data (RuntimeError"),
         ({"loss": "{mine}:number"}, "--algorithm.loss {mine}:number: number is not a function"),
         ({"loss": "absent:rule"}, "--algorithm.loss absent:rule: ModuleNotFoundError"),
         ({"resample": "best"}, "--algorithm.resample: not a rule (got 'best'). Hint: choose paper, release"),
@@ -145,6 +159,13 @@ def test_a_rule_that_fails_in_a_run_is_named(folder: str, request: pytest.Fixtur
     algorithm = AlgorithmConfig(resample=f"{module(request.node.name)}:twice")
     with pytest.raises(RStarError, match=r"--algorithm\.resample rules_of_\w+:twice: \[0, 0\] are not indices"):
         kept_indices([summary(), summary()], algorithm, np.random.default_rng(0), folder)
+
+
+def test_a_rule_that_raises_in_a_run_is_named(folder: str, request: pytest.FixtureRequest):
+    algorithm = AlgorithmConfig(advantage=f"{module(request.node.name)}:fails_late")
+    check_rules(algorithm, folder)
+    with pytest.raises(RStarError, match=r"--algorithm\.advantage rules_of_\w+:fails_late: ZeroDivisionError"):
+        advantages([0.0, 0.0], algorithm, folder, [summary(), summary()])
 
 
 @pytest.mark.parametrize("name", RESAMPLING)

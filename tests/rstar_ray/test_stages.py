@@ -358,11 +358,14 @@ async def test_a_run_stops_after_bad_updates_in_a_row_and_goes_on_behind_their_b
 
 
 async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them(tmp_path: Path):
-    config, learner = stage("stage1", steps=6, optimizer__max_bad_updates=2), Diverging(SkilledPolicy(skill=0.5))
+    config = stage("stage1", steps=6, optimizer__max_bad_updates=2, algorithm__loss="mine:loss")
+    learner = Diverging(SkilledPolicy(skill=0.5))
     learner.bad_calls = frozenset({2, 3})
     context = fake_context(learner.policy, learner=learner)
     with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        with pytest.raises(RStarError, match="stage1 step 3: 2 updates in a row were not finite"):
+        with pytest.raises(
+            RStarError, match=r"stage1 step 3: 2 updates of --algorithm\.loss mine:loss in a row were not finite"
+        ):
             await run_rl(config, adding_problems(40), in_run(context, run_dir))
         assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [3]
         checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
