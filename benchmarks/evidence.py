@@ -1,0 +1,297 @@
+"""Evidence of learning in the tiny world, arm by arm: discovery (B), controls (C), curriculum (D), refill (E).
+
+python -m benchmarks.evidence --run-dir runs/evidence --parts B --seeds 1 --minutes 15
+
+`benchmarks/evidence_plan.py` fixes families, arms, seeds and budgets. Every arm trains from its seed's SFT policy with
+the commands that `commands.log` lists. After each arm its row is in results.jsonl, and evidence.md and evidence.svg are
+written again. An interrupted experiment resumes with the same command. Part A is `benchmarks/parity.py`.
+"""
+
+import json
+import logging
+import math
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated
+
+from actors.launch.exit_status import status_of
+from benchmarks.evidence_plan import PARTS, SFT, Arm, Part, heldout_problems, training_problems
+from rstar_ray.config.checks import at_least, check_bounds, require
+from rstar_ray.config.options import options_of
+from rstar_ray.errors import RStarError, Stopped
+from rstar_ray.report.findings import percent
+from rstar_ray.report.markdown import table
+from rstar_ray.report.run_record import Row, read_run
+from rstar_ray.run_dir.code_version import code_version
+from rstar_ray.run_dir.durable import append_row, read_rows, write_text
+from rstar_ray.run_dir.folder import RunDir
+
+log = logging.getLogger(__name__)
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+POOL = 10
+"""Steps over which tool errors of training rollouts are pooled."""
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's t for 1 degree of freedom and more; beyond the table the normal distribution's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceConfig:
+    """Which arms run, and for how long."""
+
+    run_dir: Path = Path("runs/evidence")
+    """where runs, results.jsonl, evidence.md and evidence.svg go"""
+    parts: tuple[str, ...] = tuple(PARTS)
+    """parts of the plan, in order"""
+    seeds: Annotated[int, at_least(0)] = 0
+    """seeds of each part, at most; 0 runs those of the plan"""
+    minutes: Annotated[float, at_least(0)] = 0
+    """after so long the command under way is stopped at its next checkpoint, and the experiment ends; 0 has no limit"""
+
+    def __post_init__(self) -> None:
+        check_bounds("", self)
+        for part in self.parts:
+            require(part in PARTS, "--parts", f"no part {part!r}", f"choose from {', '.join(PARTS)}")
+
+
+def experiment(config: EvidenceConfig) -> Path:
+    """All arms without a row in results.jsonl; returns the path of evidence.md. Raises `Stopped` at the time limit."""
+    root = config.run_dir.expanduser().absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * config.minutes if config.minutes else math.inf
+    results = root / "results.jsonl"
+    for name in config.parts:
+        part = PARTS[name]
+        for seed in range(min(config.seeds or part.seeds, part.seeds)):
+            for arm in part.arms:
+                done = read_rows(results) if results.exists() else []
+                if any((row["part"], row["arm"], row["seed"]) == (name, arm.name, seed) for row in done):
+                    continue
+                log.info(f"part {name}, seed {seed}: {arm.name}")
+                figures = run_arm(root, name, arm, seed, deadline)
+                append_row(results, {"part": name, "arm": arm.name, "seed": seed, "commit": code_version(), **figures})
+                report(root)
+    return report(root)
+
+
+def run_arm(root: Path, part: str, arm: Arm, seed: int, deadline: float) -> Row:
+    """Run what is not done of an arm, and read its figures."""
+    sft, folder = root / f"seed-{seed}" / "sft", root / f"seed-{seed}" / part / arm_folder(arm)
+    if RunDir(sft).finished_checkpoint("sft") is None:
+        call(root, ["recipes/sft.py", *common(sft, seed), *shlex.split(SFT)], deadline)
+    data: list[str] = []
+    if PARTS[part].composed:
+        data = ["--data.train", str(root / f"train-{seed}.jsonl"), "--data.heldout", str(root / "composed.jsonl")]
+        for path, problems in ((data[1], training_problems(seed)), (data[3], heldout_problems())):
+            write_text(Path(path), "".join(f"{json.dumps(problem.as_row())}\n" for problem in problems))
+    model = _policy(sft, "sft")
+    for stage, options in arm.stages:
+        first = ["--model", str(model)] if stage == arm.stages[0][0] else []
+        call(root, [f"recipes/{stage}.py", *common(folder, seed), *first, *data, *shlex.split(options)], deadline)
+    model = _policy(folder, arm.stages[-1][0]) if arm.stages else model
+    files = ["--evaluate.files", data[3]] if data else []
+    evaluated = folder.with_name(f"{folder.name}-evaluated")
+    asked = ["--model", str(model), "--evaluate.samples", str(arm.samples), *files]
+    call(root, ["recipes/evaluate.py", *common(evaluated, seed), *asked], deadline)
+    return {**end_figures(evaluated), **(course(folder) if arm.stages else {})}
+
+
+def arm_folder(arm: Arm) -> str:
+    return arm.name.replace(",", "").replace(" ", "-").lower()
+
+
+def common(folder: Path, seed: int) -> list[str]:
+    return ["--scale", "tiny", "--run-dir", str(folder), "--seed", str(seed)]
+
+
+def call(root: Path, command: Sequence[str], deadline: float) -> None:
+    """Run a command of the product; it is stopped as by Ctrl-C at the deadline.
+
+    Raises `Stopped` there, and `RStarError` where the command fails.
+    """
+    with (root / "commands.log").open("a") as commands:
+        commands.write(f"python {shlex.join(command)}\n")
+    process = subprocess.Popen([sys.executable, *command], cwd=REPOSITORY, start_new_session=True)
+    try:
+        status = process.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as ended:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise Stopped(f"{command[0]} was stopped") from ended
+    if status:
+        raise RStarError(f"{shlex.join(command)} ended with status {status}")
+
+
+def _policy(folder: Path, stage: str) -> Path:
+    checkpoint = RunDir(folder).finished_checkpoint(stage)
+    if checkpoint is None:
+        raise RStarError(f"{folder} has no finished checkpoint of {stage}")
+    return checkpoint.path / "model"
+
+
+# ---------------------------------------------------------------- figures of an arm
+
+
+def end_figures(folder: Path) -> Row:
+    """Of the evaluation at an arm's end."""
+    row = read_rows(RunDir(folder).evaluations_path)[-1]
+    return {
+        "pass_at": {int(k): value for k, value in row["pass_at"].items()},
+        "errors": row["tool_error_rate_correct"],
+        "families": {name: of["avg_at_k"] for name, of in row["by_family"].items()},
+    }
+
+
+def course(folder: Path) -> Row:
+    """What training cost, and the held-out score on the way: (updates, tokens, rollouts, score) at each evaluation."""
+    run = read_run(folder)
+    scores = {row["rl_step"]: row["avg_at_k"] for row in run.evaluations if row["set"] == "held-out"}
+    tokens = rollouts = 0
+    curve = [(0, 0, 0, scores[0])] if 0 in scores else []
+    for number, row in enumerate(run.steps, 1):
+        tokens, rollouts = tokens + row["tokens_generated"], rollouts + row["rollouts"]
+        if row["rl_step"] in scores:
+            curve.append((number, tokens, rollouts, scores[row["rl_step"]]))
+    first, last = tool_error_rate(run.steps[:POOL]), tool_error_rate(run.steps[-POOL:])
+    kept = last / first if first > 0 else None
+    return {"updates": len(run.steps), "tokens": tokens, "rollouts": rollouts, "curve": curve, "errors_kept": kept}
+
+
+def tool_error_rate(steps: Sequence[Row]) -> float:
+    """Failed tool calls over tool calls in the correct rollouts of these steps; 0 without a call."""
+    calls = sum(row["calls_in_correct"] for row in steps)
+    return sum((row["tool_error_rate_correct"] or 0.0) * row["calls_in_correct"] for row in steps) / max(1, calls)
+
+
+def score_at(curve: Sequence[Sequence[float]], column: int, value: float) -> float | None:
+    """The score where a column of `course`'s curve has this value, between evaluations linearly; None beyond them."""
+    for before, after in pairwise(curve):
+        if before[column] <= value <= after[column]:
+            share = (value - before[column]) / max(1e-9, after[column] - before[column])
+            return before[3] + share * (after[3] - before[3])
+    return None
+
+
+# ---------------------------------------------------------------- table and figure
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Half the width of the 95 % interval of the mean; None for a single value."""
+    if len(values) < 2:
+        return None
+    t = T_975[len(values) - 2] if len(values) < len(T_975) + 2 else 1.96
+    return t * stdev(values) / math.sqrt(len(values))
+
+
+def cell(values: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """The mean of the known values with its interval."""
+    known = [value for value in values if value is not None]
+    half = interval(known)
+    return "" if not known else show(mean(known)) + ("" if half is None else f" ± {show(half).removeprefix('+')}")
+
+
+def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
+    """The table's rows; the first arm of a seed is what its other arms are compared with."""
+    of = {(row["arm"], row["seed"]): row for row in rows}
+    base = part.arms[0].name
+    for arm in part.arms:
+        own = [row for (name, _), row in sorted(of.items()) if name == arm.name]
+        if not own:
+            continue
+        pairs = [(row, of[base, row["seed"]]) for row in own if (base, row["seed"]) in of]
+        largest = max(own[0]["pass_at"], key=int)
+        score = [row["pass_at"]["1"] for row in own]
+        equal = [
+            [
+                score_at(row["curve"], column, first[name]) if name in first and "curve" in row else None
+                for row, first in pairs
+            ]
+            for column, name in ((1, "tokens"), (2, "rollouts"))
+        ]
+        yield [
+            arm.name,
+            str(len(own)),
+            cell(score, percent),
+            cell([100 * (row["pass_at"]["1"] - first["pass_at"]["1"]) for row, first in pairs], "{:+.1f}".format),
+            f"{cell([row['pass_at'][largest] for row in own], percent)} @{largest}",
+            cell([row["errors"] for row in own], percent),
+            cell([row.get("errors_kept") for row in own], "{:.2f}".format),
+            *(cell(values, percent) if arm.name != "random reward" else "" for values in equal),
+            cell([row.get("tokens") for row in own], "{:,.0f}".format),
+        ]
+
+
+HEAD = ("", "seeds", "pass@1", "less the first arm's, points", "pass@k", "tool errors in correct rollouts",
+        "of its first steps'", "at the first arm's tokens", "at its rollouts", "tokens sampled")  # fmt: skip
+
+
+def report(root: Path) -> Path:
+    """Write evidence.md and evidence.svg of the results so far."""
+    results = read_rows(root / "results.jsonl") if (root / "results.jsonl").exists() else []
+    texts, bars = ["# Evidence"], list[tuple[str, float, float]]()
+    for name, part in PARTS.items():
+        rows = [row for row in results if row["part"] == name]
+        if not rows:
+            continue
+        texts += [f"## {name}. {part.title}", table(HEAD, rows_of(part, rows))]
+        if part.composed:
+            families = sorted({family for row in rows for family in row["families"]})
+            per = [
+                [
+                    f"{family}, {arm.name}",
+                    cell([row["families"][family] for row in rows if row["arm"] == arm.name], percent),
+                ]
+                for family in families
+                for arm in part.arms
+            ]
+            texts.append(table(("pass@1 of a family", ""), per))
+        for arm in part.arms:
+            for k in ("64", "1") if part.composed else ("1",):
+                values = [row["pass_at"][k] for row in rows if row["arm"] == arm.name]
+                if values:
+                    bars.append((f"{name}: {arm.name}, pass@{k}", mean(values), interval(values) or 0.0))
+    texts.append("Means over seeds with 95 % intervals (Student's t). One value without an interval is one seed.")
+    write_text(root / "evidence.svg", svg(bars))
+    write_text(root / "evidence.md", "\n\n".join(texts) + "\n")
+    return root / "evidence.md"
+
+
+def svg(bars: Sequence[tuple[str, float, float]]) -> str:
+    """Horizontal bars of shares, each with its interval."""
+    left, width, line = 260, 400, 22
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{line * len(bars) + 10}" '
+        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for number, (label, share, half) in enumerate(bars):
+        y = line * number + 8
+        low, high = (left + width * min(1.0, max(0.0, share + sign * half)) for sign in (-1, 1))
+        parts += [
+            f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{label}</text>',
+            f'<rect x="{left}" y="{y}" width="{width * share:.1f}" height="14" fill="#4c78a8"/>',
+            f'<path d="M{low:.1f} {y + 7}H{high:.1f}" stroke="black"/>',
+            f'<text x="{high + 6:.1f}" y="{y + 11}">{percent(share)}</text>',
+        ]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status as of every recipe."""
+
+    def act() -> None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        print(experiment(options_of(EvidenceConfig, argv, description=__doc__)))
+
+    return status_of(act)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

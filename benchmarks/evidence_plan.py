@@ -1,0 +1,174 @@
+"""What `benchmarks/evidence.py` runs: families, arms, seeds and budgets, fixed before the first run.
+
+A change here is a new experiment: docs/evidence.md says so, and reports the runs before it too.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+from rstar_ray.tiny.families import SIZES, Family, Numbers, _multiples_and_more, _three, _three_falling
+from rstar_ray.tiny.tiny_problems import Question, Split, generate_problems
+from rstar_ray.trajectory import Problem
+
+SFT = "--tiny.slips 0.65"
+"""The teacher of all arms slips more than that of `make train`, so that no arm has solved everything before its end."""
+ROC_2 = "--algorithm.resample paper --algorithm.least-failures 2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Training from a seed's SFT policy, stage by stage, and an evaluation at the end."""
+
+    name: str
+    stages: tuple[tuple[str, str], ...] = ()  # recipe and its options
+    samples: int = 16  # rollouts per problem of the evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Arms with the same seeds; the others are compared with the first."""
+
+    title: str
+    seeds: int
+    arms: tuple[Arm, ...]
+    composed: bool = False  # trained and evaluated on part B's problems
+
+
+def _stage_1(name: str, options: str, *, steps: int = 45, samples: int = 16, rate: str = "3e-4") -> Arm:
+    """One stage with a budget of tokens and turns that does not bind."""
+    budget = f"--steps {steps} --optimizer.learning-rate {rate} --rollout.max-response-tokens 256 --rollout.max-turns 8"
+    return Arm(name=name, stages=(("stage1", f"{budget} --evaluate.every-steps 10 {options}"),), samples=samples)
+
+
+PARTS: dict[str, Part] = {
+    "B": Part(
+        title="Discovery: programs that SFT has not shown",
+        seeds=5,
+        composed=True,
+        arms=(
+            Arm(name="after SFT", samples=64),
+            _stage_1(
+                "after RL", f"{ROC_2} --algorithm.rollouts-per-prompt 16 --algorithm.keep 8", steps=90, samples=64
+            ),
+        ),
+    ),
+    "C": Part(
+        title="Controls",
+        seeds=5,
+        arms=(
+            _stage_1("GRPO, 4", "--algorithm.resample none"),
+            _stage_1("GRPO, 8 all trained", "--algorithm.resample none --algorithm.keep 8"),
+            _stage_1("4 of 8 at random", "--algorithm.resample random"),
+            _stage_1("RoC, paper", "--algorithm.resample paper --algorithm.least-failures 0"),
+            _stage_1("RoC, 2 failures", ROC_2),
+            _stage_1(
+                "random reward",
+                "--algorithm.resample none --own-folder benchmarks --reward.name evidence_rules:coin",
+            ),
+            _stage_1(
+                "rejection sampling",
+                "--algorithm.resample none --algorithm.keep 8 --algorithm.no-reject-equal-reward "
+                "--own-folder benchmarks --algorithm.advantage evidence_rules:right_only "
+                "--algorithm.loss evidence_rules:likelihood",
+            ),
+        ),
+    ),
+    "D": Part(
+        title="Curriculum",
+        seeds=3,
+        arms=(
+            Arm(
+                name="three stages",
+                stages=tuple((f"stage{number}", "--evaluate.every-steps 10") for number in (1, 2, 3)),
+            ),
+            _stage_1("one stage", ROC_2, steps=110, rate="1.5e-4"),
+        ),
+    ),
+    "E": Part(
+        title="Refill and skipping",
+        seeds=3,
+        arms=(
+            _stage_1("neither", ROC_2),
+            _stage_1("refill", f"{ROC_2} --algorithm.refill-rounds 2"),
+            _stage_1("skip solved", f"{ROC_2} --data.skip-solved 20"),
+            _stage_1("both", f"{ROC_2} --algorithm.refill-rounds 2 --data.skip-solved 20"),
+        ),
+    ),
+}
+
+# ---------------------------------------------------------------- part B's problems
+
+PER_FAMILY, HELD_OUT_PER_FAMILY, SHOWN = 400, 40, 1_600
+"""Problems of each composed family to train on and to evaluate on, and of the families of SFT to train on."""
+
+
+def _multiples(rng: random.Random, size: int) -> Numbers:
+    return _multiples_and_more(rng, min(size, 2))
+
+
+def _product(rng: random.Random, size: int) -> Numbers:
+    return _three(rng, min(size, 2))
+
+
+COMPOSED: tuple[Family, ...] = (
+    Family(
+        "sum_times_squared",
+        ("Add {a} and {b}, multiply by {c} and square that.", "What is {c} times the sum of {a} and {b}, squared?"),
+        _three,
+        lambda n: ((n.a + n.b) * n.c) ** 2,
+        commutes=True,
+        results=3,
+    ),
+    Family(
+        "lcm_plus_times",
+        ("Take the lcm of {a} and {b}, add {c} and multiply by {c}.",),
+        _multiples,
+        lambda n: (math.lcm(n.a, n.b) + n.c) * n.c,
+        commutes=True,
+        results=3,
+    ),
+    Family(
+        "difference_squared_times_plus",
+        ("Take {b} from {a}, square it, multiply by {c} and add {c}.",),
+        _three_falling,
+        lambda n: (n.a - n.b) ** 2 * n.c + n.c,
+        results=4,
+    ),
+    Family(
+        "product_plus_squared_times",
+        ("Multiply {a} by {b}, add {c}, square it and multiply by {c}.",),
+        _product,
+        lambda n: (n.a * n.b + n.c) ** 2 * n.c,
+        commutes=True,
+        results=4,
+    ),
+)
+"""Each result is one call that SFT shows; no family of SFT has these calls one after the other.
+
+Answers are large: a wrong program is not right by chance.
+"""
+
+
+def composed_problems(seed: int, split: Split, per_family: int) -> list[Problem]:
+    """Different problems of the composed families, fewer where a family has fewer."""
+    rng = random.Random(f"{seed} composed {split.value}")
+    problems: dict[str, Problem] = {}
+    for family in COMPOSED:
+        found: dict[str, Problem] = {}
+        for _ in range(100 * per_family):
+            question = Question(family, family.draw(rng, rng.choice(SIZES)), rng.randrange(len(family.phrasings)))
+            if question.split is split and len(found) < per_family:
+                found.setdefault(question.to_problem().id, question.to_problem())
+        problems |= found
+    return list(problems.values())
+
+
+def training_problems(seed: int) -> list[Problem]:
+    """Half composed problems, half problems of the families that SFT shows."""
+    return composed_problems(seed, Split.TRAIN, PER_FAMILY) + generate_problems(seed, Split.TRAIN, SHOWN)
+
+
+def heldout_problems() -> list[Problem]:
+    """The same for every seed."""
+    return composed_problems(0, Split.HELD_OUT, HELD_OUT_PER_FAMILY)
