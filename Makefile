@@ -54,8 +54,8 @@ requirements-%.lock:
 train: $(READY)  ## The whole recipe (SFT, three RL stages, report); ARGS="--seed 1 --run-dir ..." to change it
 	$(BIN)/python recipes/train.py $(ARGS)
 
-experiment: $(READY)  ## What resampling does to tool errors: RoC beside plain GRPO over seeds; ARGS="--seeds 3" to choose
-	$(BIN)/python recipes/roc_vs_grpo.py $(ARGS)
+experiment: $(READY)  ## Evidence of learning, arm by arm (docs/evidence.md); ARGS="--parts C --seeds 3" to choose
+	$(BIN)/python -m benchmarks.evidence $(ARGS)
 
 # The real ones come last: most of their time is starting processes. What ARGS selects may all lie on one side (5: no
 # test was selected).

@@ -144,7 +144,7 @@ def end_figures(folder: Path) -> Row:
     """Of the evaluation at an arm's end."""
     row = read_rows(RunDir(folder).evaluations_path)[-1]
     return {
-        "pass_at": {int(k): value for k, value in row["pass_at"].items()},
+        "pass_at": row["pass_at"],
         "errors": row["tool_error_rate_correct"],
         "families": {name: of["avg_at_k"] for name, of in row["by_family"].items()},
     }
@@ -160,9 +160,8 @@ def course(folder: Path) -> Row:
         tokens, rollouts = tokens + row["tokens_generated"], rollouts + row["rollouts"]
         if row["rl_step"] in scores:
             curve.append((number, tokens, rollouts, scores[row["rl_step"]]))
-    first, last = tool_error_rate(run.steps[:POOL]), tool_error_rate(run.steps[-POOL:])
-    kept = last / first if first > 0 else None
-    return {"updates": len(run.steps), "tokens": tokens, "rollouts": rollouts, "curve": curve, "errors_kept": kept}
+    errors = [tool_error_rate(run.steps[:POOL]), tool_error_rate(run.steps[-POOL:])]
+    return {"tokens": tokens, "rollouts": rollouts, "curve": curve, "training_errors": errors}
 
 
 def tool_error_rate(steps: Sequence[Row]) -> float:
@@ -223,14 +222,21 @@ def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
             cell([100 * (row["pass_at"]["1"] - first["pass_at"]["1"]) for row, first in pairs], "{:+.1f}".format),
             f"{cell([row['pass_at'][largest] for row in own], percent)} @{largest}",
             cell([row["errors"] for row in own], percent),
-            cell([row.get("errors_kept") for row in own], "{:.2f}".format),
+            cell([_errors_kept(row, first) for row, first in pairs], "{:.2f}".format),
             *(cell(values, percent) if arm.name != "random reward" else "" for values in equal),
             cell([row.get("tokens") for row in own], "{:,.0f}".format),
         ]
 
 
-HEAD = ("", "seeds", "pass@1", "less the first arm's, points", "pass@k", "tool errors in correct rollouts",
-        "of its first steps'", "at the first arm's tokens", "at its rollouts", "tokens sampled")  # fmt: skip
+def _errors_kept(row: Row, first: Row) -> float | None:
+    """Tool errors of the last training steps over those of the first arm's first steps."""
+    if not row.get("training_errors") or not first.get("training_errors") or not first["training_errors"][0]:
+        return None
+    return row["training_errors"][1] / first["training_errors"][0]
+
+
+HEAD = ("", "seeds", "pass@1", "less the first arm's [points]", "pass@k", "tool errors in correct rollouts",
+        "of the first arm's at the start", "pass@1 at its tokens", "pass@1 at its rollouts", "tokens")  # fmt: skip
 
 
 def report(root: Path) -> Path:
@@ -254,10 +260,10 @@ def report(root: Path) -> Path:
             ]
             texts.append(table(("pass@1 of a family", ""), per))
         for arm in part.arms:
-            for k in ("64", "1") if part.composed else ("1",):
-                values = [row["pass_at"][k] for row in rows if row["arm"] == arm.name]
-                if values:
-                    bars.append((f"{name}: {arm.name}, pass@{k}", mean(values), interval(values) or 0.0))
+            own = [row["pass_at"] for row in rows if row["arm"] == arm.name]
+            for k in dict.fromkeys((max(own[0], key=int), "1") if part.composed else ("1",)) if own else ():
+                values = [pass_at[k] for pass_at in own]
+                bars.append((f"{name}: {arm.name}, pass@{k}", mean(values), interval(values) or 0.0))
     texts.append("Means over seeds with 95 % intervals (Student's t). One value without an interval is one seed.")
     write_text(root / "evidence.svg", svg(bars))
     write_text(root / "evidence.md", "\n\n".join(texts) + "\n")

@@ -1,11 +1,14 @@
 """Learner throughput against a bare DeepSpeed loop and TRL, as one JSON line: `python -m benchmarks.learner`.
 
+`own_loss` is what a loss by import path costs in place of the built-in one.
+
 Each pair trains the same random policy on the same rows in this process, run after run in turn; a figure is the
 median of the ratios of neighbouring runs, with the smallest and the largest beside it. The bare loop pads a fixed
 number of rows in the order given, takes the log-softmax of all logits, and masks; TRL's GRPOTrainer is given tensors
 padded as it pads them.
 """
 
+import inspect
 import json
 import logging
 import os
@@ -26,7 +29,9 @@ from actors.weights.buckets import checksum
 from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import padding_waste, plan_ranks
-from rstar_ray.config import RunConfig, with_values
+from rstar_ray.algorithm.rules import rule
+from rstar_ray.algorithm.surrogate import SampledTokens, clipped
+from rstar_ray.config import AlgorithmConfig, RunConfig, with_values
 from rstar_ray.config.options import run_command
 from rstar_ray.tiny.tiny_model import make_tiny_model
 
@@ -82,25 +87,15 @@ def figures_of(bench: BenchSettings) -> dict[str, Any]:
             "equal_lengths": compare(rank, bare, equal, bench),
             "log_normal_lengths": compare(rank, bare, spread, bench),
             "against_trl": compare(rank, trl, spread, bench),
+            "own_loss": own_loss(rank, spread, bench),
             "publish": publish(rank, bench.repeats),
         }
     return figures
 
 
 def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings) -> dict[str, Any]:
-    rng = np.random.default_rng(1)
-    rows = [
-        TokenRow(
-            f"row-{number}",
-            rng.integers(0, 200, length).astype(np.int32),
-            np.arange(length) >= 20,
-            float(rng.normal()),
-            np.zeros(length, np.float32),
-        )
-        for number, length in enumerate(lengths.tolist())
-    ]
+    rows = random_rows(lengths)
     count = sum(row.num_sampled_tokens for row in rows)
-    rows = [replace(row, token_weight=1.0 / count) for row in rows]
     sizes = [len(row.token_ids) for row in rows]
     plan = plan_ranks(sizes, rank.config.learner, attention_tokens=float("inf"))
     micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
@@ -123,6 +118,68 @@ def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings
         "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
         "padding_waste": 0.0 if rank.config.learner.packed else round(padding_waste(sizes, plan), 4),
         "reference_padding_waste": round(1 - tokens / sum(other.padded_tokens(batch) for batch in padded), 4),
+    }
+
+
+def random_rows(lengths: Any) -> list[TokenRow]:
+    rng = np.random.default_rng(1)
+    rows = [
+        TokenRow(
+            f"row-{number}",
+            rng.integers(0, 200, length).astype(np.int32),
+            np.arange(length) >= 20,
+            float(rng.normal()),
+            np.zeros(length, np.float32),
+        )
+        for number, length in enumerate(lengths.tolist())
+    ]
+    count = sum(row.num_sampled_tokens for row in rows)
+    return [replace(row, token_weight=1.0 / count) for row in rows]
+
+
+def by_path(tokens: SampledTokens, algorithm: AlgorithmConfig) -> torch.Tensor:
+    """The built-in loss as a user's rule."""
+    return -clipped(tokens, algorithm).objective_N
+
+
+def own_loss(rank: LearnerRank, lengths: Any, bench: BenchSettings) -> dict[str, Any]:
+    """What a loss by import path costs: the ratio of whole updates, and the cost of its calls alone.
+
+    Updates vary by more than the calls cost, so `share_of_update` is the figure; the ratio only shows that nothing else
+    is slower.
+    """
+    rows = random_rows(lengths)
+    plan = plan_ranks([len(row.token_ids) for row in rows], rank.config.learner, attention_tokens=float("inf"))
+    micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
+    built_in = rank.config
+    own = with_values(built_in, {"algorithm.loss": "benchmarks.learner:by_path"})
+
+    def update(config: RunConfig) -> None:
+        rank.config = config
+        assert rank.train_rl([micro_batches], 0.0).applied
+
+    built_in_s, own_s = alternate(lambda: update(built_in), lambda: update(own), bench.repeats)
+    rank.config = built_in
+    few = torch.zeros(1)
+    tokens = SampledTokens(
+        logprobs_N=few, entropy_N=few, old_logprobs_N=few, rollout_logprobs_N=few, advantages_N=few, weights_N=few,
+        rows_N=few.long(),
+    )  # fmt: skip
+    found, calls = rule("loss", own.algorithm, own.own_folder), 2_000
+    started = time.process_time()
+    for _ in range(calls):
+        rule("loss", own.algorithm, own.own_folder)(tokens, own.algorithm)
+    called_s = time.process_time() - started
+    started = time.process_time()
+    for _ in range(calls):
+        inspect.unwrap(found)(tokens, own.algorithm)
+    extra_s = (called_s - (time.process_time() - started)) / calls
+    ratios = [mine / theirs for mine, theirs in zip(own_s, built_in_s, strict=True)]
+    return {
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_min_max": [round(min(ratios), 4), round(max(ratios), 4)],
+        "extra_us_per_call": round(1e6 * extra_s, 2),
+        "share_of_update": round(extra_s * len(micro_batches) / statistics.median(built_in_s), 6),
     }
 
 

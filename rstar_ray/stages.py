@@ -114,10 +114,10 @@ def _bad_updates(config: RunConfig, update: UpdateResult | None, step: int) -> R
     if update is None or update.bad_updates < limit:
         return None
     loss = config.algorithm.loss
-    of = f" of --algorithm.loss {loss}" if ":" in loss else ""
+    own = f", --algorithm.loss {loss}" if ":" in loss else ""
     return RStarError(
-        f"{config.stage} step {step}: {update.bad_updates} updates{of} in a row were not finite and are not applied "
-        f"(--optimizer.max-bad-updates {limit}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps "
+        f"{config.stage} step {step}: {update.bad_updates} updates in a row were not finite and are not applied "
+        f"(--optimizer.max-bad-updates {limit}{own}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps "
         "their rows; the same command continues with the next batch"
     )
 

@@ -46,7 +46,7 @@ TOGETHER = {
     "sandbox": ("tests/sandbox/",),  # many of them measure time
     "transformers": (  # which takes seconds to import
         *("tests/rstar_ray/tiny/", "tests/rstar_ray/chat/", "tests/rstar_ray/test_sft.py"),
-        *("tests/rstar_ray/test_talk.py", "tests/recipes/test_roc_vs_grpo.py"),
+        *("tests/rstar_ray/test_talk.py",),
         *("tests/actors/test_model_folder.py", "tests/actors/test_base_model.py"),
     ),
 }

@@ -11,6 +11,8 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 RUN_BY = {
     "cd examples/command_agent": ("examples/test_own_code.py", "command_agent"),
     "make train": ("recipes/test_train_real.py", "recipes/train.py"),
+    "make experiment": ("benchmarks/test_evidence.py", "main("),
+    "-m benchmarks.parity": ("benchmarks/test_parity.py", "main("),
     "make cluster-up": ("deploy/test_dashboards_real.py", "cluster.up()"),
     "make cluster-down": ("deploy/test_dashboards_real.py", "cluster.down()"),
     "make dashboards": ("deploy/test_dashboards_real.py", "dashboards.up("),

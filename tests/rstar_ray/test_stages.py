@@ -363,9 +363,7 @@ async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them
     learner.bad_calls = frozenset({2, 3})
     context = fake_context(learner.policy, learner=learner)
     with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        with pytest.raises(
-            RStarError, match=r"stage1 step 3: 2 updates of --algorithm\.loss mine:loss in a row were not finite"
-        ):
+        with pytest.raises(RStarError, match=r"stage1 step 3: 2 updates in a row .* --algorithm\.loss mine:loss\)"):
             await run_rl(config, adding_problems(40), in_run(context, run_dir))
         assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [3]
         checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))

@@ -1,0 +1,132 @@
+"""The experiment's plan, its resumption and its table; every command of the product is made up."""
+
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from actors.launch.command_line import parse
+from benchmarks import evidence
+from benchmarks.evidence import EvidenceConfig, call, cell, experiment, main, score_at, svg
+from benchmarks.evidence_plan import COMPOSED, PARTS, heldout_problems, training_problems
+from recipes.stage1 import STAGE_1
+from recipes.stage2 import STAGE_2
+from recipes.stage3 import STAGE_3
+from rstar_ray.config import RunConfig, differences
+from rstar_ray.errors import RStarError, Stopped
+from rstar_ray.run_dir.durable import read_rows, write_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.tiny.programs import PROGRAMS
+from tests.rstar_ray.fabricate import run_directory
+
+RECIPES = {"stage1": STAGE_1, "stage2": STAGE_2, "stage3": STAGE_3}
+
+
+def configs(part: str) -> dict[str, RunConfig]:
+    """The settings of each arm's first stage."""
+    arms = [arm for arm in PARTS[part].arms if arm.stages]
+    words = ["--scale", "tiny", "--model", "m"]
+    return {arm.name: parse([RECIPES[arm.stages[0][0]]], [*words, *shlex.split(arm.stages[0][1])])[0] for arm in arms}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_arms_differ_in_what_they_are_for_alone(part: str):
+    found = configs(part)
+    allowed = {
+        "B": set(),
+        "C": {"algorithm", "own_folder", "reward"},
+        "D": {"steps", "optimizer", "rollout", "algorithm"},
+        "E": {"algorithm", "data"},
+    }
+    first = next(iter(found.values()))
+    for config in found.values():
+        assert {name.partition(".")[0] for name in differences(config, first)} <= allowed[part]
+
+
+def test_no_family_of_sft_has_the_calls_of_a_composed_one():
+    shown = [tuple(step.right for step in program.steps) for program in PROGRAMS.values()]
+    followed = {pair for steps in shown for pair in pairwise(steps)}
+    composed = {
+        "sum_times_squared": ("print({a}+{b})", "print({r}*{c})", "print({r}*{r})"),
+        "lcm_plus_times": ("import math; print(math.lcm({a},{b}))", "print({r}+{c})", "print({r}*{c})"),
+        "difference_squared_times_plus": ("print({a}-{b})", "print({r}*{r})", "print({r}*{c})", "print({r}+{c})"),
+        "product_plus_squared_times": ("print({a}*{b})", "print({r}+{c})", "print({r}*{r})", "print({r}*{c})"),
+    }
+    assert composed.keys() == {family.name for family in COMPOSED}
+    for steps in composed.values():
+        assert all(any(step in program for program in shown) for step in steps), "a part that SFT does not show"
+        assert not all(pair in followed for pair in pairwise(steps))
+
+
+def test_composed_problems_have_the_answers_of_their_programs_and_no_split_shares_one():
+    train, heldout = training_problems(0), heldout_problems()
+    assert not {one.id for one in train} & {one.id for one in heldout}
+    names = {family.name for family in COMPOSED}
+    assert {one.family for one in heldout} == names and len(heldout) == 160
+    assert sum(one.family in names for one in train) == len(train) / 2
+    (text, answer), *_ = [(one.problem, one.answer) for one in train if one.family == "difference_squared_times_plus"]
+    b, a, c, _ = (int(word.strip(".,")) for word in text.split() if word.strip(".,").isdigit())
+    assert int(answer) == (a - b) ** 2 * c + c
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were run; each leaves a made-up run directory."""
+    commands: list[list[str]] = []
+
+    def run(root: Path, command: list[str], deadline: float) -> None:
+        commands.append(command)
+        path, stage = Path(command[command.index("--run-dir") + 1]), Path(command[0]).stem
+        if stage == "evaluate":
+            run_directory(path, stages={})
+            return
+        run_directory(path, stages={} if stage == "sft" else {stage: 45})
+        with RunDir(path).write_checkpoint(stage, 45) as folder:
+            (folder / "model").mkdir()
+            write_json(folder / "model" / "config.json", {})
+        RunDir(path).finish_stage(stage, 45)
+
+    monkeypatch.setattr(evidence, "call", run)
+    return commands
+
+
+@pytest.mark.long
+def test_an_arm_runs_once_and_the_table_follows_each(made_up: list[list[str]], tmp_path: Path):
+    config = EvidenceConfig(run_dir=tmp_path, parts=("B", "C"), seeds=1)
+    page = experiment(config)
+    arms = [(row["part"], row["arm"]) for row in read_rows(tmp_path / "results.jsonl")]
+    assert arms == [(part, arm.name) for part in ("B", "C") for arm in PARTS[part].arms]
+    assert [Path(command[0]).stem for command in made_up].count("sft") == 1
+    text = page.read_text()
+    assert all(f"| {name} |" in text for _, name in arms)
+    assert "</svg>" in (tmp_path / "evidence.svg").read_text()
+    done = len(made_up)
+    experiment(config)
+    assert len(made_up) == done
+
+
+def test_a_command_at_the_deadline_is_stopped_and_one_that_fails_is_named(tmp_path: Path):
+    with pytest.raises(Stopped, match="-c"):
+        call(tmp_path, ["-c", "import time; time.sleep(60)"], 0.0)
+    with pytest.raises(RStarError, match="ended with status 3"):
+        call(tmp_path, ["-c", "raise SystemExit(3)"], float("inf"))
+    assert len((tmp_path / "commands.log").read_text().splitlines()) == 2
+
+
+def test_scores_are_compared_where_equally_much_was_spent():
+    curve = [(0, 0, 0, 0.2), (10, 1_000, 80, 0.4), (20, 3_000, 160, 0.8)]
+    assert score_at(curve, 1, 2_000) == pytest.approx(0.6) and score_at(curve, 2, 40) == pytest.approx(0.3)
+    assert score_at(curve, 1, 4_000) is None
+
+
+def test_a_mean_has_the_interval_of_students_t():
+    assert cell([0.5, 0.7], "{:.3f}".format) == "0.600 ± 1.271"
+    assert cell([0.5, None], "{:.3f}".format) == "0.500" and cell([None], str) == ""
+    assert svg([("a", 0.5, 0.1)]).count("<rect") == 2
+
+
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["--parts", "Z"]))
+    assert ended.value.code == 2 and "--parts" in capsys.readouterr().err

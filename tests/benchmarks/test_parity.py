@@ -1,0 +1,63 @@
+"""Our gradient beside TRL's on a made-up step, and two runs compared token by token."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.parity import compare, first_difference, main
+from rstar_ray.config import AlgorithmConfig
+from rstar_ray.run_dir.durable import append_row
+from rstar_ray.tiny.tiny_model import make_tiny_model
+
+
+def made_up_step(path: Path) -> Path:
+    """Four rows of two groups, with a tool result in the middle of each."""
+    from safetensors.numpy import save_file
+
+    rng, shape = np.random.default_rng(0), (4, 40)
+    lengths = np.array([40, 31, 22, 36])
+    places = np.arange(shape[1])
+    mask = (places >= 10) & ~((places > 15) & (places < 19)) & (places < lengths[:, None])
+    advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)[:, None] * mask
+    arrays = {
+        "input_ids": rng.integers(5, 200, shape),
+        "loss_mask": mask,
+        "rollout_logprobs": np.where(mask, -5 - rng.random(shape), 0).astype(np.float32),
+        "advantages": advantages.astype(np.float32),
+        "lengths": lengths,
+        "groups": np.array([0, 0, 1, 1]),
+    }
+    settings = {"algorithm": asdict(AlgorithmConfig(correction="none")), "temperature": 1.0}
+    save_file(arrays, path, metadata={"settings": json.dumps(settings)})
+    return path
+
+
+@pytest.mark.slow  # importing TRL takes long
+def test_gradients_are_those_of_trl_in_float32(tmp_path: Path):
+    pytest.importorskip("trl")
+    step, model = made_up_step(tmp_path / "step.safetensors"), make_tiny_model(tmp_path / "model", seed=0)
+    rows = compare(step, model, with_verl=False)
+    assert [row["equal"] for row in rows] == [True] * 3, rows
+    assert [row["clipped_tokens"] > 0 for row in rows] == [False, True, True]
+
+
+def run(path: Path, tokens: list[int]) -> Path:
+    (path / "trajectories").mkdir(parents=True)
+    for step in (1, 2):
+        row = {"rollout_id": "a", "turns": [{"completion_ids": tokens if step == 2 else [1]}]}
+        append_row(path / "trajectories" / f"stage1-step-{step:06}.jsonl", row)
+    return path
+
+
+def test_the_first_token_in_which_two_runs_differ_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [run(tmp_path / "ours", [3, 4, 5]), run(tmp_path / "theirs", [3, 9, 5])]
+    assert "step-000002.jsonl: a differs first in sampled token 1; 1 steps are equal" in first_difference(
+        runs, "stage1"
+    )
+    assert first_difference([runs[0], runs[0]], "stage1") == "2 recorded steps are equal token by token"
+    assert main(["--runs", *map(str, runs), "--stage", "stage2"]) == 2
+    assert main(["step.safetensors"]) == 2
+    assert "--model" in capsys.readouterr().err
