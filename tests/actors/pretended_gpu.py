@@ -2,7 +2,7 @@
 
 python tests/actors/pretended_gpu.py cuda gpu-8 FOLDER
 
-vLLM's compiled parts for GPUs are not in its CPU wheel; no configuration calls them.
+vLLM's compiled parts for GPUs are not in its CPU wheel, whose own need AVX-512; no configuration calls them.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-COMPILED = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "_rocm_C")
+COMPILED = ("_C", "_C_stable_libtorch", "_moe_C_stable_libtorch", "_rocm_C")
 GPUS: dict[str, tuple[str, tuple[int, int], str, int]] = {
     "cuda": ("NVIDIA H100 80GB HBM3", (9, 0), "", 80 * 2**30),
     "rocm": ("AMD Instinct MI300X", (9, 4), "gfx942:sramecc+:xnack-", 192 * 2**30),
