@@ -30,6 +30,7 @@ from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
+from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (
     MODELS_OWN,
@@ -42,6 +43,7 @@ from rstar_ray.trajectory import (
     ToolCall,
     ToolMemory,
     ToolResult,
+    Trajectory,
 )
 from scheduler.cost import EngineCost
 from scheduler.simulator.simulate import limits_of
@@ -85,7 +87,7 @@ class ReplayResult:
 
 
 @dataclass(slots=True)
-class _Life:
+class Life:
     rollout: TraceRollout
     turn_ended_s: float = 0.0
 
@@ -94,7 +96,7 @@ class _Life:
 class Replay:
     """What the engines of one run share."""
 
-    lives: dict[str, _Life]
+    lives: dict[str, Life]
     gaps_s: list[float] = field(default_factory=list[float])
 
 
@@ -276,35 +278,20 @@ async def replay(
     """
     limits = limits or request_limits(rollouts)
     named = {f"{salt}/{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
-    shared = Replay({name: _Life(rollout) for name, rollout in named.items()})
+    shared = Replay({name: Life(rollout) for name, rollout in named.items()})
     chat = ReplayChat(rollouts, salt)
     before = sum(engine.load().preemptions for engine in engines)
-    workers: list[GenerationWorker] = []
-    for number, engine in enumerate(engines):
-        engine.replay = shared
-        worker = GenerationWorker(
-            f"generation/{number}",
-            engine=engine,
-            max_running=engine.config.max_running,
-            chat=chat,
-            balancer=balancer,
-            tools=cast(Any, EchoTools()),
-            judge=_exact,
-            die=_engine_died,
-        )
-        await worker.start()
-        await worker.serve()
-        workers.append(worker)
-    wanted = [_request(name, f"{salt}/{rollout.group}", rollout, limits) for name, rollout in named.items()]
-    starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in wanted]
-    began = time.perf_counter()
-    items = [(rollout_load(start), start) for start in starts]
-    await balancer.call(lambda b: b.submit(items), deadline_s=DRAIN_S, reason="the trace")
-    await _all_done(workers, len(rollouts))
-    seconds = time.perf_counter() - began
-    await _reported(balancer)
-    for worker in workers:
-        await worker.close()
+    async with replay_workers(engines, balancer, chat, shared) as workers:
+        wanted = [request_of(name, f"{salt}/{rollout.group}", rollout, limits) for name, rollout in named.items()]
+        began = time.perf_counter()
+        await submit(wanted, chat, balancer)
+        left = len(rollouts)
+        async with asyncio.timeout(LONGEST_S), finished(workers) as ended:
+            while left:
+                await ended.get()
+                left -= 1
+        seconds = time.perf_counter() - began
+        await _reported(balancer)
     await asyncio.sleep(0.1)  # the engines' last statistics
     return ReplayResult(
         seconds=seconds,
@@ -312,6 +299,64 @@ async def replay(
         preemptions=sum(engine.load().preemptions for engine in engines) - before,
         gaps_s=shared.gaps_s,
     )
+
+
+@asynccontextmanager
+async def replay_workers(
+    engines: Sequence[ReplayEngine],
+    balancer: Remote[BalancerService],
+    chat: ReplayChat,
+    shared: Replay,
+    tools: Any = None,
+) -> AsyncGenerator[Sequence[GenerationWorker]]:
+    """New workers of engines that are up; `tools`: by default they answer at once."""
+    workers: list[GenerationWorker] = []
+    try:
+        for number, engine in enumerate(engines):
+            engine.replay = shared
+            worker = GenerationWorker(
+                f"generation/{number}",
+                engine=engine,
+                max_running=engine.config.max_running,
+                chat=chat,
+                balancer=balancer,
+                tools=cast(Any, tools or EchoTools()),
+                judge=_exact,
+                die=_engine_died,
+            )
+            workers.append(worker)
+            await worker.start()
+            await worker.serve()
+        yield workers
+    finally:
+        for worker in workers:
+            await worker.close()
+
+
+async def submit(requests: Sequence[RolloutRequest], chat: ReplayChat, balancer: Remote[BalancerService]) -> None:
+    starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in requests]
+    items = [(rollout_load(start), start) for start in starts]
+    await balancer.call(lambda b: b.submit(items), deadline_s=DRAIN_S, reason="the trace")
+
+
+@asynccontextmanager
+async def finished(workers: Sequence[GenerationWorker]) -> AsyncGenerator[asyncio.Queue[Trajectory | DroppedRollout]]:
+    """What the workers finish, as it comes. A worker's fault ends the block."""
+    ended = asyncio.Queue[Trajectory | DroppedRollout]()
+
+    async def drain(worker: GenerationWorker) -> None:
+        acknowledged = 0
+        while True:
+            batch = await worker.take_finished(LONGEST_S, acknowledged)
+            acknowledged = batch.number
+            for one in batch.items:
+                ended.put_nowait(one)
+
+    async with asyncio.TaskGroup() as drains:
+        tasks = [drains.create_task(drain(worker)) for worker in workers]
+        yield ended
+        for task in tasks:
+            task.cancel()
 
 
 async def _reported(balancer: Remote[BalancerService]) -> None:
@@ -363,33 +408,6 @@ def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
     )
 
 
-def _request(name: str, group: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
+def request_of(name: str, group: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
     problem = Problem(id=name, problem=rollout.group, answer="0")
     return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=MODELS_OWN)
-
-
-async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:
-    left = count
-
-    async def drain(worker: GenerationWorker) -> None:
-        nonlocal left
-        acknowledged = 0
-        while left > 0:
-            batch = await worker.take_finished(LONGEST_S, acknowledged)
-            acknowledged = batch.number
-            left -= len(batch.items)
-        done.set()
-
-    done = asyncio.Event()
-    drains = [asyncio.create_task(drain(worker)) for worker in workers]
-    waiting = asyncio.create_task(done.wait())
-    try:
-        finished, _ = await asyncio.wait([waiting, *drains], timeout=LONGEST_S, return_when=asyncio.FIRST_COMPLETED)
-        if waiting not in finished:
-            for task in finished:
-                task.result()  # a worker's fault
-            raise RStarError(f"replay: {left} of {count} rollouts had not ended after {LONGEST_S:g} s")
-    finally:
-        for task in (waiting, *drains):
-            task.cancel()
-        await asyncio.gather(waiting, *drains, return_exceptions=True)

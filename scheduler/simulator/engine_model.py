@@ -107,6 +107,25 @@ class ModelledEngine:
         self._plan()
         return done
 
+    def pause(self, seconds: float) -> None:
+        """Whatever is planned happens so much later."""
+        self._now += seconds
+        if self._planned:
+            self.version += 1
+            self.next_event_s += seconds
+
+    def drop_kv(self, now_s: float) -> None:
+        """All contexts are computed again, first those that were admitted first. A step under way is lost."""
+        if self._planned and not self._mixed:
+            self._run_decode(bisect_left(range(1, self._planned), now_s, key=lambda n: self._now + self._decode_s(n)))
+        preemptions = self.preemptions
+        while self.running:
+            self._preempt()
+        self.preemptions = preemptions
+        self._cache.clear()
+        self._now = max(self._now, now_s)
+        self._plan()
+
     # -- steps ----------------------------------------------------------------------------------------------------
     def _decode_s(self, steps: int) -> float:
         cost = self.cost

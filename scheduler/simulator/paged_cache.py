@@ -95,6 +95,11 @@ class PagedCache:
         """A rollout went elsewhere."""
         self._cached_blocks -= self._cached.pop(key, 0)
 
+    def clear(self) -> None:
+        """Forget what ended turns left."""
+        self._cached.clear()
+        self._cached_blocks = 0
+
     def _keep(self, key: str, blocks: int) -> None:
         if blocks > 0:
             self._cached_blocks += blocks - self._cached.pop(key, 0)

@@ -135,23 +135,43 @@ class Simulator:
         self._order = 0
         self._decide_s = 0.0
         self._decisions = 0
+        self._paused_until_s = 0.0
+        self.rollouts = self._add(rollouts)
+
+    def _add(self, rollouts: Sequence[TraceRollout], draw: int = 0) -> list[TraceRollout]:
+        """Those of one draw, cut to the limits; the groups of several draws differ in name."""
+        settings = self.settings
         check_siblings(rollouts)
-        self.rollouts = [cut(rollout, settings.max_response_tokens, settings.max_turns) for rollout in rollouts]
-        largest = max(rollout.prompt_tokens + rollout.response_tokens for rollout in self.rollouts)
+        cut_ones = [cut(rollout, *self._limits) for rollout in rollouts]
+        largest = max((rollout.prompt_tokens + rollout.response_tokens for rollout in cut_ones), default=0)
         if largest + settings.shape.block_tokens > settings.shape.kv_tokens:
             raise ValueError(f"a rollout of {largest} tokens does not fit into {settings.shape.kv_tokens} KV tokens")
-        for rollout_id, rollout in named(self.rollouts).items():
+        for rollout_id, rollout in named(cut_ones).items():
             load = RolloutLoad(
                 rollout_id=rollout_id,
                 group_id=rollout.group,
                 prompt_tokens=rollout.prompt_tokens,
                 max_response_tokens=settings.max_response_tokens,
                 max_turns=settings.max_turns,
+                draw=draw,
             )
             self._progress[rollout_id] = _Progress(load, rollout, rollout.prompt_tokens)
+        return cut_ones
 
     def run(self) -> SimulatorResult:
         """Until every rollout has ended."""
+        self._register()
+        self.balancer.submit([one.load for one in self._progress.values()])
+        self._decide(0.0)
+        now, left = 0.0, len(self._progress)
+        while self._events:
+            at, ended = self._next_event()
+            now, left = max(now, at), left - len(ended)
+        if left:
+            raise AssertionError(f"{left} rollouts never ended under {self.balancer.rule.name}")
+        return self._result(now)
+
+    def _register(self) -> None:
         shape = self.settings.shape
         for name in self.names:
             self.balancer.register(
@@ -170,31 +190,24 @@ class Simulator:
                 [(r.group, float(r.generated_tokens), stop_reason(r, *self._limits).truncated) for r in past],
                 growth=sum(r.response_tokens for r in past) / sum(r.generated_tokens for r in past),
             )
-        self.balancer.submit([one.load for one in self._progress.values()])
-        self._decide(0.0)
-        now = 0.0
-        left = len(self._progress)
-        while self._events:
-            at, _, index, version, rollout_id = heapq.heappop(self._events)
-            if index < 0:
-                self._arrive(at, rollout_id)
-                continue
-            engine = self.engines[index]
-            if engine.version != version:
-                continue
-            now = at
-            done = engine.advance()
-            self._schedule(index)
-            if done:
-                left -= self._turns_ended(at, index, done)
-        if left:
-            raise AssertionError(f"{left} rollouts never ended under {self.balancer.rule.name}")
-        return self._result(now)
 
     # -- events ---------------------------------------------------------------------------------------------------
     def _push(self, at_s: float, index: int, version: int, rollout_id: str) -> None:
         self._order += 1
         heapq.heappush(self._events, (at_s, self._order, index, version, rollout_id))
+
+    def _next_event(self) -> tuple[float, list[str]]:
+        """Its time, 0 where it had become void, and the rollouts that ended at it."""
+        at, _, index, version, rollout_id = heapq.heappop(self._events)
+        if index < 0:
+            self._arrive(at, rollout_id)
+            return 0.0, []
+        engine = self.engines[index]
+        if engine.version != version:
+            return 0.0, []
+        done = engine.advance()
+        self._schedule(index)
+        return at, self._turns_ended(at, index, done) if done else []
 
     def _schedule(self, index: int) -> None:
         engine = self.engines[index]
@@ -203,6 +216,9 @@ class Simulator:
 
     def _arrive(self, now_s: float, rollout_id: str) -> None:
         """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
+        if now_s < self._paused_until_s:
+            self._push(self._paused_until_s, -1, 0, rollout_id)
+            return
         one = self._progress[rollout_id]
         self._at_tools[one.replica].pop(rollout_id, None)
         if rollout_id in self._moving:
@@ -237,8 +253,8 @@ class Simulator:
         if engine.version != version:
             self._schedule(one.replica)
 
-    def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> int:
-        """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
+    def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> list[str]:
+        """Report them as a worker would, and act on what the balancer decides; returns which rollouts ended."""
         engine, name = self.engines[index], self.names[index]
         ended: list[TurnReport] = []
         for request in done:
@@ -276,7 +292,7 @@ class Simulator:
         assert self.balancer.state.replica(name).quarantine is None
         self._reports[index].clear()
         self._decide(now_s)
-        return len(ended)
+        return [report.rollout_id for report in ended]
 
     def _hand_back(self, now_s: float, one: _Progress) -> None:
         """A moved rollout leaves with its state, the tool's answer in it."""
