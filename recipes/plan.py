@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,8 @@ from scheduler.planner.capacity import (
     best_separated,
     plan_pools,
     pools_of,
+    recommended,
+    stale_steps,
 )
 from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
 from scheduler.planner.gpus import GPUS, Gpu, nearest_gpu
@@ -318,13 +320,15 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
             f"{placement.name:<12}{placement.engine_gpus // config.tensor_parallel:>8}{placement.learner_gpus:>7}"
             f"{placement.kv_tokens_per_replica:>11,}{placement.in_flight:>11,}{times}"
         )
-    lines += ["", *(parts_line(placement) for placement in placements if not placement.problems)]
+    fitting = [placement for placement in placements if not placement.problems]
+    lines += ["", *(parts_line(placement) for placement in fitting)]
     lines += [
         f"A mean rollout waits {colocated.tools_s:.1f} s for tools. The range has a larger and a smaller share of every"
         " peak (scheduler/planner/gpus.py).",
         checkpoints(config, model, colocated.learner_gpus).summary() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
-        "A step is the sum of its parts, colocated and separated: without staleness the loop overlaps none of them.",
+        "A synchronous step is the sum of its parts, colocated and separated.",
+        *(staleness_line(placement, by_staleness(config, model, placement)) for placement in fitting),
     ]
     if separated is not None and not separated.problems and not colocated.problems:
         better, other = sorted((colocated, separated), key=lambda placement: placement.step_s)
@@ -339,12 +343,34 @@ def parts_line(placement: PoolPlan) -> str:
     return f"{placement.name} [s]: {parts} (by {placement.weight_way})."
 
 
-def row(placement: PoolPlan) -> dict[str, Any]:
+def by_staleness(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[int, float]:
+    """Seconds of a step."""
+    pools = pools_of(
+        config.run(),
+        engine_gpus=placement.engine_gpus,
+        learner_gpus=placement.learner_gpus,
+        colocated=placement.name == "colocated",
+    )
+    pools = replace(pools, takes_rest=not config.gpu_memory_share or not pools.colocated)
+    rollouts, stage = config.prompts * GROUP_ROLLOUTS, STAGES[config.stage]
+    return stale_steps(model, config.planned_gpu(), pools, placement.expected, stage=stage, rollouts=rollouts)
+
+
+def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
+    times = ", ".join(f"--staleness {staleness} {seconds:.0f} s" for staleness, seconds in steps.items())
+    best = recommended(steps)
+    gain = f"{steps[0] / steps[best]:.2f} x faster" if best else "as good as a larger one"
+    return f"{placement.name}, a step with {times}: --staleness {best} is recommended ({gain})."
+
+
+def row(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str, Any]:
     """For JSON; what does not fit has no times."""
     fields = dataclasses.asdict(placement)
     if placement.problems:
         return fields | dict.fromkeys(("expected", "least_s", "most_s"))
-    return fields | {"step_s": placement.step_s, "limited_by": placement.limited_by}
+    steps = by_staleness(config, model, placement)
+    times = {"step_s": placement.step_s, "by_staleness_s": steps, "recommended_staleness": recommended(steps)}
+    return fields | times | {"limited_by": placement.limited_by}
 
 
 def main() -> None:
@@ -356,7 +382,7 @@ def main() -> None:
     except (ConfigError, ValueError, OSError) as error:
         sys.exit(f"plan: {error}")
     if config.json:
-        placements = [row(placement) for placement in (colocated, separated) if placement is not None]
+        placements = [row(config, model, placement) for placement in (colocated, separated) if placement is not None]
         checkpoint = checkpoints(config, model, colocated.learner_gpus)
         told = dataclasses.asdict(checkpoint) | {"total_gb": checkpoint.total_gb, "on_disk_gb": checkpoint.on_disk_gb}
         head = {"model": model.name, "stage": config.stage, "computed": True}

@@ -4,7 +4,7 @@ GB are 1e9 bytes. Times are those of `scheduler.planner.step_time`, with a range
 assumed; calibrate against your own GPUs before relying on them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,15 @@ from rstar_ray.config import EngineConfig, LearnerConfig, RunConfig
 from rstar_ray.config.gpus import WeightWay
 from scheduler.planner.gpus import EXPECTED, GPUS, OPTIMISTIC, PESSIMISTIC, Gpu, Shares
 from scheduler.planner.model_shape import GB, ModelShape
-from scheduler.planner.step_time import PASSES, StepTime, generation, learning, publish_seconds
+from scheduler.planner.step_time import (
+    PASSES,
+    StepTime,
+    generation,
+    learning,
+    overlapped_generation_s,
+    prefill_s,
+    publish_seconds,
+)
 from scheduler.traces.stage_traces import StageShape, synthetic
 from scheduler.traces.trace import TraceRollout
 
@@ -23,6 +31,8 @@ LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would b
 LORA_RANK = 32  # offered where the full model does not fit
 MEMORY_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of an engine; offered where the one given does not do
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
+STALENESS = (0, 1, 2)  # that are compared
+WORTH = 0.93  # of a step's time, above which a larger staleness is not recommended: older tokens may teach less
 ENGINE_OWN_GB = 2.7  # of an engine's share, for vLLM's activations, CUDA graphs and context
 
 # What a run would do that sets nothing.
@@ -203,6 +213,47 @@ def step_time(
         publish_s=sum(publish_parts(model, gpu, shares, pools).values()),
         host_s=rollouts * shares.rollout_s + (shares.wake_s if pools.sleeps else 0.0),
     )
+
+
+def stale_steps(
+    model: ModelShape, gpu: Gpu, pools: Pools, synchronous: StepTime, *, stage: StageShape, rollouts: int
+) -> dict[int, float]:
+    """Seconds of a step by staleness, expected, from its parts in a synchronous one.
+
+    On shared GPUs learner and engines take turns, so rollouts of later steps fill the tail alone; engines that sleep
+    meanwhile compute the contexts of those again. On separate GPUs they fill the learner's time first, since a step's
+    places are free only when it has ended.
+    """
+    replicas, shares, parallel = _replicas(pools), EXPECTED, pools.tensor_parallel
+    kv_tokens = max(kv_tokens_of(model, gpu, pools), longest_tokens(stage))
+    learner_s = synchronous.learning.total_s + synchronous.publish_s
+    found = {0: synchronous.total_s}
+    for staleness in STALENESS[1:]:
+        ahead = staleness if pools.colocated else staleness - 1
+        generation_s = synchronous.generation.total_s
+        if ahead:
+            generation_s = overlapped_generation_s(
+                model,
+                gpu,
+                shares,
+                _sample(stage),
+                rollouts=rollouts / replicas,
+                kv_tokens=kv_tokens,
+                max_running=pools.engine.max_running,
+                tensor_parallel=parallel,
+                siblings=GROUP_ROLLOUTS,
+                ahead=ahead,
+            )
+        if pools.sleeps:
+            generation_s += prefill_s(model, gpu, shares, kv_tokens, parallel)  # of a full cache
+        worked_s = generation_s + learner_s if pools.colocated else max(generation_s, learner_s)
+        found[staleness] = worked_s + synchronous.host_s
+    return found
+
+
+def recommended(steps: Mapping[int, float]) -> int:
+    """The least staleness that is as good as any, nearly."""
+    return min(staleness for staleness, seconds in steps.items() if seconds * WORTH <= min(steps.values()))
 
 
 def publish_parts(model: ModelShape, gpu: Gpu, shares: Shares, pools: Pools) -> dict[str, float]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rstar_ray.algorithm.state_bytes import BYTES
 from rstar_ray.config import LearnerConfig
@@ -25,6 +26,7 @@ PASSES = 4  # of a forward's work: forward, recomputation, backward; 3 without a
 ADAM_BYTES = 28  # read and written of a parameter: weight, gradient, two moments, and the new three
 HOST_MEMORY_GB_S = 150.0  # that the ranks of a node reach together in an optimizer's step on the host
 HOST_LINK_SHARE = 0.4  # of PCIe, by pinned copies of many tensors
+STEADY_DRAWS = 5  # that the time of a step with a staleness is a mean of, and one less for each draw ahead
 LOOKS = 2_000  # moments at which a replica's batch is looked at
 DEVICE_COPIES = (
     6  # times that a published byte is read or written on the device: hash, bucket, copy, and into the model
@@ -62,7 +64,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Of one step, in seconds, part by part. Nothing overlaps: the loop does one after the other
+    """Of one synchronous step, in seconds, part by part: the loop does one after the other
     (`rstar_ray/train_loop.py`), on shared GPUs and on separate pools."""
 
     generation: Generation
@@ -114,19 +116,93 @@ def generation(
 
     As many run at once as the KV cache holds at their mean context. Preemptions and the balancer's delays are left out.
     """
+    order, chosen = _chosen(sample, rollouts)
+    at = chosen.copy()
+    np.random.default_rng(0).shuffle(at)
+    ran = _run(model, gpu, shares, order, [at], 0, kv_tokens, max_running, tensor_parallel)
+    passed_s = ran.ends_s[0]
+    return Generation(
+        decode_s=float(ran.half_empty_s + _prefill_s(model, gpu, shares, order, chosen, tensor_parallel, siblings)),
+        tail_s=float(passed_s - ran.half_empty_s + _tail_tools_s(order)),
+        mean_running=float(ran.sequence_s / passed_s),
+    )
+
+
+def overlapped_generation_s(
+    model: ModelShape,
+    gpu: Gpu,
+    shares: Shares,
+    sample: Sequence[TraceRollout],
+    *,
+    rollouts: float,
+    kv_tokens: int,
+    max_running: int,
+    tensor_parallel: int,
+    siblings: int,
+    ahead: int,
+) -> float:
+    """Seconds of generation in a step of a long stage, where draws of `ahead` later steps run beside each.
+
+    As `generation`; a draw begins when the one `ahead` + 1 before it has ended. Tools delay a draw's end, in which
+    `ahead` others fill the seats.
+    """
+    order, chosen = _chosen(sample, rollouts)
+    rng = np.random.default_rng(0)
+    draws = [rng.permutation(chosen) for _ in range(ahead + 1 + STEADY_DRAWS)]
+    ran = _run(model, gpu, shares, order, draws, ahead, kv_tokens, max_running, tensor_parallel)
+    first = ahead + 1
+    steady_s = (ran.ends_s[first + STEADY_DRAWS - 1 - ahead] - ran.ends_s[first - 1]) / (STEADY_DRAWS - ahead)
+    prefill_s = _prefill_s(model, gpu, shares, order, chosen, tensor_parallel, siblings)
+    return steady_s + prefill_s + _tail_tools_s(order) / (ahead + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """Decoding of some draws on one replica, seconds."""
+
+    ends_s: Sequence[float]  # of each draw
+    half_empty_s: float  # when half of the seats were empty for good
+    sequence_s: float  # over all sequences
+
+
+def _chosen(sample: Sequence[TraceRollout], rollouts: float) -> tuple[Sequence[TraceRollout], NDArray[np.int64]]:
+    """The sample by length, and which of it a replica's share of a draw has."""
     order = sorted(sample, key=lambda rollout: rollout.generated_tokens)
-    chosen = np.linspace(0, len(order) - 1, max(1, round(rollouts))).round().astype(int)
-    np.random.default_rng(0).shuffle(chosen)
+    return order, np.linspace(0, len(order) - 1, max(1, round(rollouts))).round().astype(int)
+
+
+def _run(
+    model: ModelShape,
+    gpu: Gpu,
+    shares: Shares,
+    order: Sequence[TraceRollout],
+    draws: Sequence[NDArray[np.int64]],
+    ahead: int,
+    kv_tokens: int,
+    max_running: int,
+    tensor_parallel: int,
+) -> _Ran:
+    chosen = np.concatenate(draws)
+    draw_of = np.repeat(np.arange(len(draws)), len(draws[0]))
     prompts = np.array([order[at].prompt_tokens for at in chosen], float)
     generated = np.array([order[at].generated_tokens for at in chosen], float)
     growth = np.array([order[at].response_tokens for at in chosen]) / generated
     held = float((generated * (prompts + growth * generated / 2)).sum() / generated.sum())  # by a running rollout
-    seats = max(1, min(max_running, int(kv_tokens / held), len(chosen)))
+    seats = max(1, min(max_running, int(kv_tokens / held), (ahead + 1) * len(draws[0])))
 
-    stride = max(1.0, generated.sum() / seats / LOOKS)
-    left, context, grows = generated[:seats].copy(), prompts[:seats].copy(), growth[:seats].copy()
-    following, passed_s, half_empty_s, sequence_s = seats, 0.0, math.nan, 0.0
-    while len(left):
+    stride = max(1.0, generated.sum() / seats / LOOKS / len(draws))
+    left, context, grows, of = (np.zeros(0) for _ in range(4))
+    following, passed_s, half_empty_s, sequence_s = 0, 0.0, math.nan, 0.0
+    unfinished, ends_s = [len(draw) for draw in draws], list[float]()
+    while following < len(chosen) or len(left):
+        begun = min(len(draws), len(ends_s) + 1 + ahead) * len(draws[0])
+        if free := min(seats - len(left), begun - following):
+            coming = slice(following, following + free)
+            held_now = ((left, generated), (context, prompts), (grows, growth), (of, draw_of))
+            left, context, grows, of = (np.concatenate([now, every[coming]]) for now, every in held_now)
+            following += free
+        if math.isnan(half_empty_s) and following == len(chosen) and len(left) <= seats / 2:
+            half_empty_s = passed_s
         steps = min(stride, max(1.0, float(left.min())))
         span_s = steps * decode_step_s(
             model, gpu, shares, tensor_parallel, len(left), float((context + grows * steps / 2).sum())
@@ -134,25 +210,36 @@ def generation(
         passed_s, sequence_s = passed_s + span_s, sequence_s + span_s * len(left)
         left, context = left - steps, context + grows * steps
         running = left > 0
-        left, context, grows = left[running], context[running], grows[running]
-        if free := min(seats - len(left), len(chosen) - following):
-            coming = slice(following, following + free)
-            left, context, grows = (
-                np.concatenate(pair)
-                for pair in ((left, generated[coming]), (context, prompts[coming]), (grows, growth[coming]))
-            )
-            following += free
-        if math.isnan(half_empty_s) and following == len(chosen) and len(left) <= seats / 2:
-            half_empty_s = passed_s
-    tool_tokens = growth * generated - generated
-    prefill_flops = 2 * model.matmul_parameters * float((prompts / siblings + tool_tokens).sum())
-    prefill_s = prefill_flops / (gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel)
-    tools_s = max(sum(turn.tool_seconds for turn in rollout.turns) for rollout in order[-len(order) // 10 :])
-    return Generation(
-        decode_s=float(half_empty_s + prefill_s),
-        tail_s=float(passed_s - half_empty_s + tools_s),
-        mean_running=float(sequence_s / passed_s),
-    )
+        for draw in of[~running]:
+            unfinished[int(draw)] -= 1
+        while len(ends_s) < len(draws) and not unfinished[len(ends_s)]:
+            ends_s.append(passed_s)
+        left, context, grows, of = left[running], context[running], grows[running], of[running]
+    return _Ran(ends_s, passed_s if math.isnan(half_empty_s) else half_empty_s, sequence_s)
+
+
+def _prefill_s(
+    model: ModelShape,
+    gpu: Gpu,
+    shares: Shares,
+    order: Sequence[TraceRollout],
+    chosen: NDArray[np.int64],
+    tensor_parallel: int,
+    siblings: int,
+) -> float:
+    """Of a draw's prompts, once for all siblings, and of what its tools answer."""
+    tool_tokens = (order[at].response_tokens - order[at].generated_tokens for at in chosen)
+    tokens = sum(order[at].prompt_tokens / siblings for at in chosen) + sum(tool_tokens)
+    return prefill_s(model, gpu, shares, tokens, tensor_parallel)
+
+
+def prefill_s(model: ModelShape, gpu: Gpu, shares: Shares, tokens: float, tensor_parallel: int) -> float:
+    return 2 * model.matmul_parameters * tokens / (gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel)
+
+
+def _tail_tools_s(order: Sequence[TraceRollout]) -> float:
+    """The longest wait for tools of one of the longest rollouts."""
+    return max(sum(turn.tool_seconds for turn in rollout.turns) for rollout in order[-len(order) // 10 :])
 
 
 def trained_token_s(

@@ -18,10 +18,13 @@ from scheduler.planner.capacity import (
     Pools,
     activations_gb,
     adapter_parameters,
+    apart,
     engine_memory,
     lacks,
     plan_pools,
+    recommended,
     remedies,
+    stale_steps,
     trained_gb,
 )
 from scheduler.planner.checkpoint_cost import plan_checkpoint
@@ -219,3 +222,29 @@ def test_a_plan_is_made_for_the_model_in_a_folder_or_says_that_there_is_none(tmp
         assert (model.name, round(model.parameters / 1e8)) == ("Qwen3-0.6B", 6)
     with pytest.raises(ConfigError, match=r"--model: .*absent does not exist. Hint: give a model's folder"):
         plan(PlanConfig(model=str(tmp_path / "absent")))
+
+
+def test_rollouts_of_later_steps_shorten_a_step_of_engines_and_learners_that_take_turns():
+    placement = colocated()
+    gpu, stage = Gpu(memory_gb=192.0), STAGES["stage1"]
+    turns = stale_steps(QWEN3_14B, gpu, shared(64), placement.expected, stage=stage, rollouts=16_384)
+    assert turns[0] == placement.step_s and turns[2] <= 1.02 * turns[1] < turns[0]
+    assert turns[0] / turns[1] < 1.5 and recommended(turns) > 0
+    asleep = stale_steps(
+        QWEN3_14B, gpu, shared(64).with_engine(sleep=True), placement.expected, stage=stage, rollouts=16_384
+    )
+    assert asleep[0] == turns[0] and asleep[1] > turns[1]
+
+
+def test_on_separate_gpus_the_learners_time_is_filled_first():
+    gpu, stage, pools = Gpu(memory_gb=192.0), STAGES["stage1"], apart(shared(64), 40, 24)
+    expected = plan_pools(QWEN3_14B, gpu, pools, stage=stage, rollouts=16_384).expected
+    steps = stale_steps(QWEN3_14B, gpu, pools, expected, stage=stage, rollouts=16_384)
+    learner_s = expected.learning.total_s + expected.publish_s
+    assert steps[1] == pytest.approx(max(expected.generation.total_s, learner_s) + expected.host_s)
+    assert steps[2] <= steps[1] < steps[0]
+
+
+def test_a_staleness_that_gains_next_to_nothing_is_not_recommended():
+    assert recommended({0: 100.0, 1: 98.0, 2: 97.5}) == 0
+    assert recommended({0: 100.0, 1: 80.0, 2: 79.0}) == 1
