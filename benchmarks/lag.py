@@ -26,7 +26,7 @@ from actors.launch.exit_status import status_of
 from actors.launch.run import run
 from actors.launch.run_paths import run_path
 from actors.weights.transfer import Publication
-from recipes.roc_vs_grpo import with_interval
+from benchmarks.evidence import cell
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -127,9 +127,10 @@ def experiment(config: LagConfig) -> Path:
 
 def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], folder: Path, path: Path) -> None:
     rate, lag, correction = arm
-    sft = {"seed": seed, "run_dir": str(folder / "sft")}
-    run([with_values(at_scale(SFT.paper, "tiny", SFT.tiny), sft)])
-    policy = RunDir(folder / "sft").finished_checkpoint("sft")
+    start = folder / "sft"
+    if not start.exists() or RunDir(start).finished_checkpoint("sft") is None:
+        run([with_values(at_scale(SFT.paper, "tiny", SFT.tiny), {"seed": seed, "run_dir": str(start)})])
+    policy = RunDir(start).finished_checkpoint("sft")
     assert policy is not None, "run() ended without it"
     values = {
         "seed": seed,
@@ -167,7 +168,7 @@ def comparison(runs: Mapping[tuple[float, int, Correction], Sequence[RunRecord]]
                 f"{lag}",
                 correction if lag else "",
                 *(percent(mean(score(one, step) for one in found)) for step in steps),
-                with_interval(paired, "{:+.1f}".format) if paired else "",
+                cell(paired, "{:+.1f}".format) if paired else "",
                 f"{min(min(_column(one, 'ess_tokens'), default=1.0) for one in found):.2f}",
                 f"{mean(sum(_column(one, 'step_s')) for one in found):,.0f} s",
             ]

@@ -58,7 +58,7 @@ def test_every_correction_runs_at_every_lag_and_the_same_command_continues(ran: 
     report = experiment(config).read_text()
     arms = [one for one in ran if one.stage == "stage1"]
     assert [(one.correction, one.algorithm.loss, one.staleness) for one in arms] == [
-        ("none", "grpo", 0), ("none", "grpo", 0), ("sampler", "dppo", 0)
+        ("none", "clipped", 0), ("none", "clipped", 0), ("sampler", "dppo", 0)
     ]  # fmt: skip
     assert {one.optimizer.learning_rate for one in arms} == {pytest.approx(9e-4)}
     lines = [[cell.strip() for cell in line.split("|")[1:4]] for line in report.splitlines() if line.startswith("|")]
