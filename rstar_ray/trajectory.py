@@ -147,6 +147,7 @@ class Turn:
     generate_s: float = 0.0
     tool_s: float = 0.0
     continues: int | None = None  # of an agent's: the turn whose tokens it continues, or `NEW`; None: the one before
+    why_new: str = ""  # of an agent's: why it begins a line although others are there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

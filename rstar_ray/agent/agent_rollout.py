@@ -28,6 +28,7 @@ class AgentRequest:
     number: int  # of the request
     continues: int  # the turn whose tokens it continues, or `NEW`
     context_ids: list[int]  # tokens after that turn's; of a new line the whole prompt
+    why_new: str = ""  # why its line begins although others are there, or continues an earlier turn
     after_tools: bool = False  # the newest message is a tool's result
     max_tokens: int = 0  # 0: no limit of the agent's
     stop: tuple[str, ...] = ()
@@ -146,6 +147,7 @@ async def _completed(
         num_tokens=len(completion.token_ids),
         generate_s=time.monotonic() - started_s,
         continues=None if asked.continues == number - 1 else asked.continues,
+        why_new=asked.why_new,
     )
     return replace(state, turns=(*state.turns, turn))
 

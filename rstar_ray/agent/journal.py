@@ -305,6 +305,7 @@ def _turn(saved: dict[str, Any]) -> Turn:
         generate_s=saved["generate_s"],
         tool_s=saved["tool_s"],
         continues=saved["continues"],
+        why_new=saved["why_new"],
     )
 
 

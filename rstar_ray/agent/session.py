@@ -284,6 +284,7 @@ class AgentSession:
                     number=pending.number,
                     continues=continues,
                     context_ids=place.context_ids,
+                    why_new=place.why_new,
                     after_tools=pending.request.messages[-1]["role"] == "tool",
                     max_tokens=pending.request.max_tokens,
                     stop=pending.request.stop,

@@ -54,25 +54,32 @@ def texts_of(siblings: Siblings, known: StepStatuses, rule: str) -> list[dict[st
             "judge_retries": row["judge_retries"],
             "verify_s": row["verify_s"],
             "placements": row["placements"],
-            "turns": [_turn_texts(turn) for turn in row["turns"]],
+            "turns": [_turn_texts(row["turns"], number) for number in range(len(row["turns"]))],
         }
         for sibling, row in enumerate(siblings.rows)
     ]
 
 
-def _turn_texts(turn: Row) -> dict[str, Any]:
-    completion = turn["completion"]
+def _turn_texts(turns: Sequence[Row], number: int) -> dict[str, Any]:
+    """Tokens before a completion stand with the turn before it, as results of tools, unless it continues another."""
+    turn, completion = turns[number], turns[number]["completion"]
+    elsewhere = number + 1 < len(turns) and turns[number + 1].get("continues") is not None
+    line = {}
+    if turn.get("continues") is not None:
+        before = turns[number - 1]["tool_response"] if number else ""
+        line = {"continues": turn["continues"], "why_new": turn.get("why_new", ""), "messages": before or ""}
     return {
         "completion": completion,
         "spans": [
             [span.kind, span.start, span.end, span.inner_start, span.inner_end, *_read(completion, span)]
             for span in spans(completion)
         ],
-        "results": [[said.text, said.outcome] for said in tool_answers(turn)],
+        "results": [] if elsewhere else [[said.text, said.outcome] for said in tool_answers(turn)],
         "tokens": turn["num_tokens"],
         "generate_s": turn["generate_s"],
         "tool_s": turn["tool_s"],
         "versions": turn["version_runs"],
+        **line,
     }
 
 

@@ -121,6 +121,7 @@ def step_metrics(
         "trained_trajectories": len(trained),
         "tokens_generated": tokens_generated,
         "tokens_per_s": tokens_generated / sampling_s if sampling_s > 0 else 0.0,
+        "new_lines": sum(max(0, len(summary.lines) - 1) for summary in summaries),
         "restarts": sum(summary.restarts for summary in summaries),
         "judge_retries": sum(summary.judge_retries for summary in summaries),
         "policy_version": policy_version,

@@ -35,7 +35,10 @@ def recorded_trajectory(row: dict[str, Any]) -> Trajectory:
     sampled = np.array(mask, np.bool_)
     logprobs[sampled] = [logprob for turn in turns for logprob in turn["logprobs"]]
     versions[sampled] = [version for turn in turns for version, run in turn["version_runs"] for _ in range(run)]
-    kept = tuple(Turn(num_tokens=turn["num_tokens"], continues=turn.get("continues")) for turn in turns)
+    kept = tuple(
+        Turn(num_tokens=turn["num_tokens"], continues=turn.get("continues"), why_new=turn.get("why_new", ""))
+        for turn in turns
+    )
     lines = line_sizes(kept, sampled, len(row["prompt_ids"]))
     return Trajectory(
         summary=replace(_summary(row), lines=lines),

@@ -79,6 +79,7 @@ def _turns(trajectory: Trajectory, decode: Decode, seen: SeenTokens | None) -> I
             "outcomes": [str(result.outcome) for result in turn.tool_results],
             "num_tokens": turn.num_tokens,
             "continues": turn.continues,
+            "why_new": turn.why_new,
             "policy_versions": list(dict.fromkeys(sampled_by)),
             "version_runs": [[version, len(list(run))] for version, run in groupby(sampled_by)],
             "generate_s": round(turn.generate_s, 4),

@@ -133,6 +133,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     _rollouts("trained_trajectories", SUM, "trajectories that the update was taken on"),
     _counted("tokens_generated", "tokens sampled by the policy; tool results are not", "tokens"),
     _rollouts("tokens_per_s", MEAN, "tokens per second: sampled (RL), trained on (SFT)", "tokens/s", "{:,.0f} tok/s"),
+    _counted("new_lines", "lines of tokens that agents began beside the first of a rollout (docs/agents.md)"),
     _counted("restarts", "rollouts started again because a tool had lost its state"),
     _counted("judge_retries", "reward computations that hung or crashed and were retried"),
     _rollouts("policy_version", LAST, "optimizer steps behind the weights published after the step"),

@@ -30,6 +30,8 @@ from rstar_ray.algorithm.batch import rl_row
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.errors import SandboxError, ToolError, ToolStateLost
 from rstar_ray.outcome import Outcome
+from rstar_ray.report.trajectory_rows import NOTHING_KNOWN, Siblings
+from rstar_ray.report.trajectory_text import texts_of
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectory
 from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.spec import PYTHON_TOOL
@@ -381,6 +383,8 @@ async def test_each_sampled_token_has_its_loss_in_one_line_and_prefixes_are_cont
     async with host_of(solve) as host:
         trajectory = await judged(await played(host, start(), policy))
     assert [turn.continues for turn in trajectory.turns] == [None, None, -1, 0]
+    whys = ["", "", "message 1 (system) differs", "an earlier turn is continued in another way"]
+    assert [turn.why_new for turn in trajectory.turns] == whys
     sampled = trajectory.response_ids[trajectory.loss_mask].tolist()
     rows = [rl_row(trajectory, 1.0, 1.0, line) for line in range(3)]
     assert [(len(row.token_ids), row.num_sampled_tokens) for row in rows] == list(trajectory.summary.lines)
@@ -391,7 +395,16 @@ async def test_each_sampled_token_has_its_loss_in_one_line_and_prefixes_are_cont
         num_last = trajectory.turns[turn].num_tokens
         assert row.token_ids[:-num_last].tolist() == policy.prompts[turn]
     assert policy.prompts[3][: len(policy.prompts[0])] == policy.prompts[0]
-    again = recorded_trajectory(json.loads(json.dumps(readable(trajectory, CHAT.decode))))
+    row = json.loads(json.dumps(readable(trajectory, CHAT.decode, stage="stage1", step=1)))
+    shown = texts_of(Siblings(0, "g", [row], [0]), NOTHING_KNOWN, "paper")[0]["turns"]
+    assert [(one.get("continues"), one.get("why_new", "")) for one in shown] == [
+        (None, ""),
+        (None, ""),
+        *zip((-1, 0), whys[2:], strict=True),
+    ]
+    assert "You help." in shown[2]["messages"] and "differently" in shown[3]["messages"]
+    assert [len(one["results"]) for one in shown] == [1, 0, 0, 0]
+    again = recorded_trajectory(row)
     assert again.summary.lines == trajectory.summary.lines
     for line, row in enumerate(rows):
         recorded = rl_row(again, 1.0, 1.0, line)

@@ -206,7 +206,7 @@ class Browser {
     if (!body) return node("p", { class: "empty" }, "This trajectory's text is not in this page, which holds whole groups of siblings up to its size: `python recipes/watch.py RUN` shows all of them.");
     const facts = { advantage: this.store.c.advantage[row] };
     const turns = node("div", { class: "turns" });
-    const fill = () => turns.replaceChildren(...body.turns.map((turn, i) => this.turnOf(turn, i, body.turns.length, figures && figures[i] && figures[i][0] ? tokensOf(turn, figures[i]) : null, facts)));
+    const fill = () => turns.replaceChildren(...body.turns.map((turn, i) => this.turnOf(body.turns, i, figures && figures[i] && figures[i][0] ? tokensOf(turn, figures[i]) : null, facts)));
     const looks = figures ? node("div", { class: "looks", role: "radiogroup", "aria-label": "colour tokens by" }, node("span", { class: "label" }, "tokens by"), ["", ...Object.keys(LOOKS).filter(name => hasLook(figures, LOOKS[name]))].map(name => node("button", { class: "plain", role: "radio", "aria-checked": String(this.look === name), onclick: event => {
       this.look = name;
       for (const button of event.target.parentElement.querySelectorAll("button")) button.setAttribute("aria-checked", String(button === event.target));
@@ -217,10 +217,13 @@ class Browser {
     return node("div", {}, timeline(body.turns, body.verify_s, body.placements), looks, prompt, turns);
   }
 
-  turnOf(turn, i, all, tokens, facts) {
+  turnOf(turns, i, tokens, facts) {
+    const turn = turns[i], all = turns.length;
     const versions = [...new Set(turn.versions.map(run => run[0]))];
     const said = [`Turn ${i + 1} of ${all}`, `${show.count(turn.tokens)} tokens`, `${show.seconds(turn.generate_s)} generating`, turn.tool_s ? `${show.seconds(turn.tool_s)} in the tool` : "", versions.length ? `version ${versions.join(", then ")}` : ""];
-    return node("details", { class: "turn", open: true }, node("summary", {}, said.filter(Boolean).join(" · ")), ...segmentsOf(turn, tokens, LOOKS[this.look], facts));
+    const line = lineOf(turns, i);
+    if (turn.continues !== undefined) said.push(turn.continues < 0 ? "begins a line" : `continues turn ${turn.continues + 1}`, turn.why_new);
+    return node("details", { class: "turn", open: true, style: line ? `margin-left: ${Math.min(line, 6) * 1.5}em` : "" }, node("summary", {}, said.filter(Boolean).join(" · ")), ...segmentsOf(turn, tokens, LOOKS[this.look], facts));
   }
 
   async columns(siblings) {
@@ -269,8 +272,15 @@ function mark(store, row) {
 const hasLook = (figures, look) => !look.of || figures.some(turn => turn[look.of]);
 const LABELS = { text: "policy", code: "tool call", stdin: "its input", "broken call": "a call that cannot be read", answer: "answer" };
 
+// How many lines of tokens began before the one of turn i: an agent's conversations are a tree, which is indented by it.
+function lineOf(turns, i) {
+  const lines = [];
+  for (let at = 0; at <= i; at++) lines.push(turns[at].continues === undefined ? (at ? lines[at - 1] : 0) : Math.max(...lines, -1) + 1);
+  return lines[i];
+}
+
 function segmentsOf(turn, tokens, look, facts) {
-  const made = [];
+  const made = turn.messages ? [segment("prompt", "the agent's messages", turn.messages)] : [];
   for (const [kind, start, end, innerStart, innerEnd, read] of turn.spans) {
     const whole = turn.completion.slice(start, end);
     if (tokens && look) {
