@@ -107,7 +107,7 @@ def simulate(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
 
     learn_s = -1.0  # a share of the first synchronous run's step
     for rule in args.rules:
-        synchronous_s = 0.0
+        synchronous: SimulatedSteps | None = None
         for part in ("", *(args.without if rule == "expected_kv" else [])):
             for staleness in sorted({0, *args.staleness} if learn_s < 0.0 else args.staleness):
                 began_s = time.process_time()
@@ -121,7 +121,7 @@ def simulate(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
                         if learn_s < 0.0:
                             learn_s = args.learner_share / (1.0 - args.learner_share) * found.step_s
                         step_s = found.step_s + learn_s
-                        synchronous_s = synchronous_s or step_s
+                        synchronous = synchronous or found
                 yield {
                     "kind": name,
                     "rule": rule,
@@ -131,12 +131,18 @@ def simulate(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
                     "learn_s": round(learn_s, 1),
                     "first_step_s": round(found.steps[0].drawn_s, 1),
                     "step_s": round(step_s, 1),
-                    "gain": round(synchronous_s / step_s, 3) if synchronous_s else None,
+                    "gain": round(gain(synchronous, found, learn_s), 3) if synchronous else None,
                     "over_bound": round(found.over_bound, 3),
                     "recomputed_share": round(found.recomputed_share, 4),
                     "cpu_s": round(time.process_time() - began_s, 1),
                     "simulated": True,
                 }
+
+
+def gain(synchronous: SimulatedSteps, found: SimulatedSteps, learn_s: float) -> float:
+    """Of a step, on draws of equal work: the runs count different ones, whose lengths vary."""
+    bound_s = synchronous.step_s / synchronous.over_bound
+    return (synchronous.step_s + learn_s) / (found.over_bound * bound_s + learn_s)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -357,10 +357,13 @@ def by_staleness(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> 
 
 
 def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
-    times = ", ".join(f"--staleness {staleness} {seconds:.0f} s" for staleness, seconds in steps.items())
+    awake = " --engine.no-sleep" if placement.memory.sleeps else ""
+    times = ", ".join(
+        f"--staleness {staleness}{awake * (staleness > 0)} {seconds:.0f} s" for staleness, seconds in steps.items()
+    )
     best = recommended(steps)
-    gain = f"{steps[0] / steps[best]:.2f} x faster" if best else "as good as a larger one"
-    return f"{placement.name}, a step with {times}: --staleness {best} is recommended ({gain})."
+    gain = f"{steps[0] / steps[best]:.2f} x faster" if best else "nearly as fast as a larger one"
+    return f"{placement.name}, a step with {times}: --staleness {best}{awake * (best > 0)} is recommended ({gain})."
 
 
 def row(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from scheduler.planner.step_time import (
     generation,
     learning,
     overlapped_generation_s,
-    prefill_s,
     publish_seconds,
 )
 from scheduler.traces.stage_traces import StageShape, synthetic
@@ -218,16 +217,21 @@ def step_time(
 def stale_steps(
     model: ModelShape, gpu: Gpu, pools: Pools, synchronous: StepTime, *, stage: StageShape, rollouts: int
 ) -> dict[int, float]:
-    """Seconds of a step by staleness, expected, from its parts in a synchronous one.
+    """Seconds of a step by staleness, expected; `synchronous` are the parts of one without.
 
-    On shared GPUs learner and engines take turns, so rollouts of later steps fill the tail alone; engines that sleep
-    meanwhile compute the contexts of those again. On separate GPUs they fill the learner's time first, since a step's
-    places are free only when it has ended.
+    On shared GPUs learner and engines are assumed to slow each other as if they took turns, so that rollouts of later
+    steps fill the tail alone. On separate GPUs they fill the learner's time first, since a step's places are free only
+    when it has ended. Engines that sleep have no staleness: it is that of engines which do not, if these fit.
     """
+    found = {0: synchronous.total_s}
+    if pools.sleeps:
+        pools = replace(pools.with_engine(sleep=False), takes_rest=True)
+        if lacks(model, gpu, stage, pools):
+            return found
+        synchronous = step_time(model, gpu, EXPECTED, pools, stage=stage, rollouts=rollouts)
     replicas, shares, parallel = _replicas(pools), EXPECTED, pools.tensor_parallel
     kv_tokens = max(kv_tokens_of(model, gpu, pools), longest_tokens(stage))
     learner_s = synchronous.learning.total_s + synchronous.publish_s
-    found = {0: synchronous.total_s}
     for staleness in STALENESS[1:]:
         ahead = staleness if pools.colocated else staleness - 1
         generation_s = synchronous.generation.total_s
@@ -244,10 +248,8 @@ def stale_steps(
                 siblings=GROUP_ROLLOUTS,
                 ahead=ahead,
             )
-        if pools.sleeps:
-            generation_s += prefill_s(model, gpu, shares, kv_tokens, parallel)  # of a full cache
         worked_s = generation_s + learner_s if pools.colocated else max(generation_s, learner_s)
-        found[staleness] = worked_s + synchronous.host_s
+        found[staleness] = float(worked_s + synchronous.host_s)
     return found
 
 

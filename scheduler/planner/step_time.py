@@ -230,10 +230,6 @@ def _prefill_s(
     """Of a draw's prompts, once for all siblings, and of what its tools answer."""
     tool_tokens = (order[at].response_tokens - order[at].generated_tokens for at in chosen)
     tokens = sum(order[at].prompt_tokens / siblings for at in chosen) + sum(tool_tokens)
-    return prefill_s(model, gpu, shares, tokens, tensor_parallel)
-
-
-def prefill_s(model: ModelShape, gpu: Gpu, shares: Shares, tokens: float, tensor_parallel: int) -> float:
     return 2 * model.matmul_parameters * tokens / (gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel)
 
 

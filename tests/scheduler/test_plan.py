@@ -230,10 +230,13 @@ def test_rollouts_of_later_steps_shorten_a_step_of_engines_and_learners_that_tak
     turns = stale_steps(QWEN3_14B, gpu, shared(64), placement.expected, stage=stage, rollouts=16_384)
     assert turns[0] == placement.step_s and turns[2] <= 1.02 * turns[1] < turns[0]
     assert turns[0] / turns[1] < 1.5 and recommended(turns) > 0
-    asleep = stale_steps(
-        QWEN3_14B, gpu, shared(64).with_engine(sleep=True), placement.expected, stage=stage, rollouts=16_384
-    )
-    assert asleep[0] == turns[0] and asleep[1] > turns[1]
+    sleeping = shared(64).with_engine(sleep=True)
+    asleep = stale_steps(QWEN3_14B, gpu, sleeping, placement.expected, stage=stage, rollouts=16_384)
+    assert asleep == turns  # a staleness excludes sleep
+    small = Gpu(memory_gb=60.0)
+    assert lacks(QWEN3_14B, small, stage, sleeping.with_engine(sleep=False))
+    alone = stale_steps(QWEN3_14B, small, sleeping, placement.expected, stage=stage, rollouts=16_384)
+    assert alone == {0: placement.step_s} and recommended(alone) == 0
 
 
 def test_on_separate_gpus_the_learners_time_is_filled_first():
