@@ -19,9 +19,8 @@ import tyro
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.checks import at_least, check_bounds
 from rstar_ray.draws import Draws
-from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, resample, training_rows
 from rstar_ray.stage_progress import StageProgress
-from rstar_ray.training_rows import resample, training_rows
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary
 
 LEAST_STEP_S = 240.0
