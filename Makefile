@@ -11,7 +11,7 @@ ARGS ?=
 CLUSTER ?=
 DOCS := .venv-docs/bin/mkdocs
 
-# Ray answers those who have the token alone; see actors/cluster/auth.py.
+# Ray accepts only clients with its token; see actors/cluster/auth.py.
 export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONPATH := $(CURDIR)
@@ -23,7 +23,7 @@ UNREAL := not slow and not gpu and not real
 .PHONY: help setup train experiment test test-fast test-journeys test-wheel gpu-smoke gpu-first-hour chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
-help:  ## What can be made
+help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(READY)  ## Create .venv with the exact versions of the lock; TARGET=cuda or rocm for GPUs (default cpu)
@@ -57,19 +57,19 @@ train: $(READY)  ## The whole recipe (SFT, three RL stages, report); ARGS="--see
 experiment: $(READY)  ## Evidence of learning, arm by arm (docs/evidence.md); ARGS="--parts C --seeds 3" to choose
 	$(BIN)/python -m benchmarks.evidence $(ARGS)
 
-# The real ones come last: most of their time is starting processes. What ARGS selects may all lie on one side (5: no
-# test was selected).
-test: $(READY)  ## The tests that run on a CPU, but for the two journeys
+# The real ones come last: most of their time is starting processes. ARGS may select tests of one
+# half only (exit status 5: no test was selected).
+test: $(READY)  ## The tests that run on a CPU, without journeys and wheel
 	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
-test-journeys: $(READY)  ## Whole ways of a person, two minutes each: the recipe, killed and gone on with; a base model that becomes a served agent
+test-journeys: $(READY)  ## Two journeys of a user, two minutes each: the recipe, killed and resumed; a base model that becomes a served agent
 	$(BIN)/python -m pytest -q -m "journey and not slow" $(ARGS)
 
 test-wheel: $(READY)  ## Build the wheel, install it in a fresh environment outside the checkout, and train to a first RL step
 	$(BIN)/python -m pytest -q tests/test_wheel.py $(ARGS)
 
-test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a sandbox nor a browser, but those that take a second each
+test-fast: $(READY)  ## The quick tests: without Ray, vLLM, DeepSpeed, sandbox and browser
 	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged and not long" --numprocesses 2 $(ARGS)
 
 gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
@@ -78,7 +78,7 @@ gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; th
 gpu-first-hour:  ## The first hour with a GPU, learner first: each step at most 8 minutes, resumable; measured beside planned
 	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_first_hour $(ARGS)
 
-chaos: $(READY)  ## Faults put into one real run, a line for each; ARGS="--kinds SIGKILL --seeds 3" to choose
+chaos: $(READY)  ## Inject faults into one real run, a line for each; ARGS="--kinds SIGKILL --seeds 3" to choose
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(READY)  ## Format, lint and types
@@ -86,7 +86,7 @@ check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-format: $(READY)  ## Put the format right
+format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -98,7 +98,7 @@ bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code 
 soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
 	$(BIN)/python -m benchmarks.sandbox_soak $(ARGS)
 
-fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, as each user; ARGS="--seconds 900", or "--door" for the HTTP server
+fuzz-sandbox: $(READY)  ## Generated programs against the sandbox, at each level, as each user; ARGS="--seconds 900", or "--door" for the HTTP server
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench-balancer: $(READY)  ## The balancer simulated, and on real engines
@@ -119,16 +119,16 @@ bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and T
 cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265; CLUSTER=deploy/mi300x.yaml for hosts over ssh
 	@$(BIN)/python -m actors.cluster up $(CLUSTER)
 
-cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other; CLUSTER=... for those of a file
+cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other; CLUSTER=... for the hosts of a file
 	@$(BIN)/python -m actors.cluster down $(CLUSTER)
 
 dashboards: $(READY)  ## Prometheus for that head on 127.0.0.1:9090, and how to point Grafana at it; ARGS="9091" for another port
 	@$(BIN)/python -m actors.cluster.dashboards $(ARGS)
 
-preflight: $(READY)  ## What is wrong with this machine, or with every node of the cluster, and how to mend it
+preflight: $(READY)  ## Check this machine, or every node of the cluster, and show how to fix what is wrong
 	@$(BIN)/python -m actors.preflight $(ARGS)
 
-docs: $(DOCS)  ## The docs as a site in build/docs, every link checked; mkdocs gets a folder of its own, .venv-docs
+docs: $(DOCS)  ## The docs as a site in build/docs, every link checked; mkdocs is installed in .venv-docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS) build --strict
 	@echo "open build/docs/index.html"
 

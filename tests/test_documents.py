@@ -6,16 +6,20 @@ import os
 import re
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deploy import docs_pages
-from rstar_ray.config import RunConfig, leaves
+from rstar_ray.algorithm.rules import check_rules
+from rstar_ray.config import AlgorithmConfig, RunConfig, leaves
 from rstar_ray.config.options import spelled
 from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus, append_ledger
 from rstar_ray.run_dir.trajectory_log import readable
+from rstar_ray.tools.loader import check_function, tool_specs
+from rstar_ray.trajectory import Problem
 from tests.rstar_ray.fabricate import decode, example_trajectories
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -169,3 +173,16 @@ def test_the_site_is_built_unless_a_link_in_it_leads_nowhere(more: str, tmp_path
     pages = {page.name for page in tmp_path.glob("build/docs/*")}
     assert (built.returncode == 0) == (not more), built.stderr
     assert "watching.md" in built.stderr if more else {"index.html", "watching.html", "troubleshooting.html"} <= pages
+
+
+async def test_the_code_of_readme_does_what_it_says(tmp_path: Path):
+    shown = (REPOSITORY / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "readme_code.py").write_text(shown)
+    folder = str(tmp_path)
+    check_rules(AlgorithmConfig(loss="readme_code:reinforce"), folder)
+    assert [spec.name for spec in tool_specs(["readme_code:lookup_tool"], folder)] == ["lookup"]
+    check_function("readme_code:solve", 2, folder, option="--agent.run")
+    mine = import_module("readme_code")  # by now in sys.path
+    assert await mine.lookup_tool.function(word="capital of France") == "Paris"
+    capital = Problem(id="0", problem="The capital of France?", answer="Paris")
+    assert [mine.reward(text, capital) for text in (r"\boxed{paris}", "Paris")] == [1.0, 0.0]

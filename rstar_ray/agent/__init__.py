@@ -1,1 +1,1 @@
-"""One rollout: think, call the tool, read its answer, continue."""
+"""One rollout: the model thinks, calls a tool, reads the result, and continues."""

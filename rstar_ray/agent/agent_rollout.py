@@ -1,7 +1,7 @@
-"""A rollout whose turns an agent of the user drives: each of its requests for a completion is one turn.
+"""A rollout driven by a user's agent: each completion that the agent requests is one turn.
 
-A coroutine over two functions, as `run_rollout`. The agent asks through its host (`rstar_ray.agent.session`), which
-matches requests to tokens; here are tokens only. The n-th completion has the seed of turn n.
+Like `run_rollout`, a coroutine over two functions. The agent sends requests to its host (`rstar_ray.agent.session`),
+which matches messages to tokens; this module handles tokens only. Completion n has the seed of turn n.
 """
 
 import time
@@ -18,19 +18,19 @@ from rstar_ray.seeds import derive_seed
 from rstar_ray.trajectory import Completion, StopReason, ToolResult, Turn
 
 TurnResult = tuple[int, ToolResult]
-"""A result of a tool, with the number of the turn that called it."""
+"""A tool result, with the number of the turn that called the tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
     """A request that waits for its completion."""
 
-    number: int  # of the request
+    number: int  # unique number of the request
     continues: int  # the turn whose tokens it continues, or `NEW`
     context_ids: list[int]  # tokens after that turn's; of a new line the whole prompt
     why_new: str = ""  # why its line begins although others are there, or continues an earlier turn
     after_tools: bool = False  # the newest message is a tool's result
-    max_tokens: int = 0  # 0: no limit of the agent's
+    max_tokens: int = 0  # 0: the agent sets no limit
     stop: tuple[str, ...] = ()
     results: tuple[TurnResult, ...] = ()
 
@@ -42,19 +42,22 @@ class AgentEnd:
     reward: float | None = None  # None: the configured reward judges the last answer
     failure: str = ""  # what it raised
     timed_out: bool = False
-    fault: str = ""  # what it needs failed: says nothing about the policy
-    lost: bool = False  # its process is gone, by no doing of its own: it is to be started again
-    refused: StopReason | None = None  # which budget a request of it met
+    fault: str = ""  # our failure, not the policy's: the rollout is dropped
+    lost: bool = False  # its process was lost without its fault, and has to be started again
+    refused: StopReason | None = None  # the budget that refused one of its requests
     cut: bool = False  # the last completion was cut before its end
     called: bool = False  # the last completion called a tool
     results: tuple[TurnResult, ...] = ()
 
 
 class AgentLink(Protocol):
-    """One rollout's agent. Raises `ToolError` for our own failures, `ToolStateLost` where it cannot be replayed."""
+    """The agent of one rollout.
+
+    Raises `ToolError` for our own failures, `ToolStateLost` where the agent's requests differ from the recorded turns.
+    """
 
     async def next(self, state: RolloutState) -> AgentRequest | AgentEnd:
-        """Hand over the newest completion and wait for the next request."""
+        """Pass on the newest completion and wait for the next request."""
         ...
 
     async def refuse(self, state: RolloutState, request: AgentRequest, reason: StopReason, text: str) -> None: ...
@@ -68,7 +71,7 @@ async def run_agent_rollout(
     chat: ChatFormat,
     go_on: Callable[[RolloutState], bool] = lambda _: True,
 ) -> RolloutState:
-    """Answer the agent's requests until it ends, or until `go_on`, asked after every turn, says no."""
+    """Answer the agent's requests until it ends, or until `go_on`, called after every turn, returns False."""
     while state.stop_reason is None:
         waited_s = time.monotonic()
         asked = await agent.next(state)
@@ -81,7 +84,7 @@ async def run_agent_rollout(
         prompt_ids, context_ids = _prompt(started, asked)
         room = _room(started, prompt_ids, context_ids)
         if (refusal := _refusal(started, len(prompt_ids), room)) is not None:
-            await agent.refuse(state, asked, *refusal)  # the policy reads no results then, and none count
+            await agent.refuse(state, asked, *refusal)  # the policy does not read these results, so they do not count
             continue
         state = await _completed(started, asked, prompt_ids, context_ids, room, generate=generate, chat=chat)
         if not go_on(state):
@@ -90,7 +93,7 @@ async def run_agent_rollout(
 
 
 def _prompt(state: RolloutState, asked: AgentRequest) -> tuple[list[int], list[int]]:
-    """All tokens before the completion, and those of them that the rollout does not hold yet."""
+    """All tokens before the completion, and those of them that the rollout does not have yet."""
     if not state.turns:
         return state.prompt_ids, []
     held: list[int] = []
@@ -103,7 +106,7 @@ def _prompt(state: RolloutState, asked: AgentRequest) -> tuple[list[int], list[i
 
 
 def _room(state: RolloutState, prompt_ids: Sequence[int], context_ids: Sequence[int]) -> int:
-    """The length budget counts the tokens of all lines, the engine's context those of one."""
+    """The length budget counts the tokens of all lines; the engine's context counts one line."""
     limits = state.request.limits
     in_budget = limits.max_response_tokens - len(state.response_ids) - len(context_ids)
     return min(in_budget, limits.max_context_tokens - len(prompt_ids))
@@ -112,10 +115,10 @@ def _room(state: RolloutState, prompt_ids: Sequence[int], context_ids: Sequence[
 def _refusal(state: RolloutState, num_prompt: int, room: int) -> tuple[StopReason, str] | None:
     limits = state.request.limits
     if len(state.turns) >= limits.max_turns:
-        text = f"this rollout has had its {limits.max_turns} completions (--rollout.max-turns)"
+        text = f"this rollout has used its {limits.max_turns} completions (--rollout.max-turns)"
         return StopReason.MAX_TURNS, text
     if room <= 0:
-        text = f"the messages are {num_prompt} tokens, which leaves no room in the rollout's budget"
+        text = f"the messages have {num_prompt} tokens, which leaves no room in the rollout's budget"
         return StopReason.TRUNCATED, f"{text} (--rollout.max-response-tokens)"
     return None
 
@@ -153,7 +156,7 @@ async def _completed(
 
 
 def until_stop(completion: Completion, stop: Sequence[str], chat: ChatFormat) -> Completion:
-    """Up to the token that completes a stop string."""
+    """The tokens up to the one that completes a stop string."""
     text, decoder = "", TextOfTokens(chat.decode)
     for count, token in enumerate(completion.token_ids if stop else (), 1):
         text += decoder.after([token])
@@ -169,7 +172,7 @@ def until_stop(completion: Completion, stop: Sequence[str], chat: ChatFormat) ->
 
 
 def _with_results(state: RolloutState, results: Sequence[TurnResult], waited_s: float) -> RolloutState:
-    """What the agent's tools returned, with the turns that called them, and the time it took with the last turn."""
+    """The tool results of the agent, with the turns that called the tools, and the agent's time since the last turn."""
     if not state.turns:
         return state
     turns = list(state.turns)
@@ -180,7 +183,7 @@ def _with_results(state: RolloutState, results: Sequence[TurnResult], waited_s: 
 
 
 def _ended(state: RolloutState, end: AgentEnd) -> RolloutState:
-    """Raises `ToolError` for an end that says nothing about the policy."""
+    """Raises `ToolError` where the end says nothing about the policy."""
     if end.fault:
         raise ToolError(f"agent: {end.fault}")
     if not state.turns:

@@ -1,6 +1,6 @@
-"""A request of OpenAI's chat completions as the endpoint reads it, and the answer as it is sent.
+"""A request in the format of OpenAI's chat completions, and its response.
 
-`rstar_ray.agent.messages_request` is the same for Anthropic's Messages.
+`rstar_ray.agent.messages_request` does the same for Anthropic's Messages.
 """
 
 import json
@@ -30,12 +30,11 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "functions": ([],),
     "function_call": ("auto", "none"),
 }
-"""Fields that would change what is sampled in a way that is not supported, and their values without effect beside null.
-"""
+"""Fields that would change sampling in an unsupported way, with the values (beside null) that have no effect."""
 
 
 class BadRequest(ValueError):
-    """A request that cannot be answered, and why. `code` is OpenAI's name for it, where it has one."""
+    """A request that cannot be answered, with the reason. `code` is OpenAI's error code, where one exists."""
 
     def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
@@ -44,25 +43,25 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A request, checked."""
+    """A validated request."""
 
-    model: str = ""  # that the client named
-    messages: Sequence[Mapping[str, Any]]  # calls with arguments as objects; results of tools in the order of the calls
+    model: str = ""  # name that the client gave
+    messages: Sequence[Mapping[str, Any]]  # arguments of calls are objects; tool results follow the order of the calls
     call_ids: frozenset[str] = frozenset()  # of all calls in the messages
     tools: Sequence[Mapping[str, Any]] = ()
-    reads_calls: bool = True  # False: `tool_choice` is "none"
-    parallel: bool = True  # False: of a turn's calls the first counts
-    max_tokens: int = 0  # 0: no limit of the client's
-    temperature: float | None = None  # None: no choice of the client's
+    reads_calls: bool = True  # False where `tool_choice` is "none"
+    parallel: bool = True  # False: only the first call of a turn counts
+    max_tokens: int = 0  # 0: the client sets no limit
+    temperature: float | None = None  # None: the client did not choose
     top_p: float | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     stream: bool = False
     tells_usage: bool = False  # at the end of a stream
-    digest: str = ""  # of the whole body; equal for requests that differ in the order of keys alone
+    digest: str = ""  # of the whole body, independent of the order of keys
 
     def sampling(self, default: Sampling) -> Sampling:
-        """What the client chose, and `default` for what it left open."""
+        """The client's sampling settings, with `default` for those it did not set."""
         return Sampling(
             temperature=default.temperature if self.temperature is None else self.temperature,
             top_p=default.top_p if self.top_p is None else self.top_p,
@@ -70,12 +69,12 @@ class ChatRequest:
 
 
 def read_request(body: bytes) -> ChatRequest:
-    """Raises `BadRequest` with the field."""
+    """Parse a request body. Raises `BadRequest` that names the field."""
     return request_of(read_object(body))
 
 
 def request_of(fields: Mapping[str, Any]) -> ChatRequest:
-    """As `read_request`, of a body that has been read."""
+    """Like `read_request`, for a body that is already parsed."""
     try:
         digest = canonical(fields)
         digest.encode()
@@ -151,16 +150,16 @@ def _conversation(fields: Mapping[str, Any]) -> Conversation:
 
 
 def call_ids(messages: Sequence[Any]) -> frozenset[str]:
-    """The ids of all calls in messages that have been checked."""
+    """The ids of all calls in validated messages."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return frozenset(str(call["id"]) for call in calls if isinstance(call, dict) and "id" in call)
 
 
 def _in_order_of_calls(messages: Sequence[Any]) -> list[Any]:
-    """The messages with the results of one turn in the order of its calls, whatever their ids and order are."""
+    """The messages, with the tool results of each turn in the order of its calls."""
     ordered: list[Any] = []
     places: dict[str, int] = {}
-    run: list[tuple[int, int, Any]] = []  # of results: the place of the call, the own place, the message
+    run: list[tuple[int, int, Any]] = []  # of results: position of the call, own position, message
     for number, message in enumerate(messages):
         fields = cast(dict[str, Any], message) if isinstance(message, dict) else {}
         if fields.get("role") == "tool":
@@ -226,7 +225,7 @@ def _short(value: Any) -> str:
 
 
 def message_of(answer: Answer, name: str) -> dict[str, Any]:
-    """The assistant's message as OpenAI writes it; `name` is the completion's, from which the ids of calls derive."""
+    """The assistant's message in OpenAI's format; call ids derive from `name`, the completion's name."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -243,7 +242,7 @@ def message_of(answer: Answer, name: str) -> dict[str, Any]:
 
 
 def finish_reason(answer: Answer, *, ended: bool) -> str:
-    """In OpenAI's words; `ended`: the policy ended the turn itself."""
+    """The finish reason in OpenAI's terms; `ended`: the policy ended the turn itself."""
     if not (ended or answer.stopped_by):
         return "length"
     return "tool_calls" if answer.calls else "stop"
@@ -255,7 +254,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def logprobs_of(texts: Sequence[str], logprobs: Sequence[float]) -> dict[str, Any]:
-    """Of the sampled tokens, by the text of each; without alternatives."""
+    """Log-probs of the sampled tokens with the text of each; without alternatives."""
     content = [
         {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
         for text, value in zip(texts, logprobs, strict=True)
@@ -265,7 +264,7 @@ def logprobs_of(texts: Sequence[str], logprobs: Sequence[float]) -> dict[str, An
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The end of an answer, and all of it, as OpenAI writes it."""
+    """The last fields of a response, in OpenAI's format."""
 
     message: Mapping[str, Any]
     finish: str
@@ -275,13 +274,13 @@ class Finished:
 
 
 def whole(name: str, model: str, end: Finished) -> dict[str, Any]:
-    """A `chat.completion`."""
+    """The whole response, a `chat.completion`."""
     choice = {"index": 0, "message": end.message, "finish_reason": end.finish, "logprobs": end.logprobs}
     return _made(name, model, "chat.completion") | {"choices": [choice], "usage": end.usage}
 
 
 class Chunks:
-    """The events of a streamed answer. A delta is a part of the assistant's message, as OpenAI writes it."""
+    """The events of a streamed response. A delta is a part of the assistant's message in OpenAI's format."""
 
     def __init__(self, name: str, model: str, *, tells_usage: bool) -> None:
         self._made = _made(name, model, "chat.completion.chunk")
@@ -315,6 +314,6 @@ def _event(fields: Mapping[str, Any]) -> bytes:
 
 
 def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:
-    """An error as OpenAI writes it."""
+    """An error in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": text, "type": kind, "param": None, "code": code or status}}

@@ -1,4 +1,4 @@
-"""What a user's agent receives beside the problem."""
+"""The second argument of a user's agent: where it reaches the policy."""
 
 from dataclasses import dataclass
 

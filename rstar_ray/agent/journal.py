@@ -1,10 +1,10 @@
-"""The journal of finished turns: after a crash, rollouts resume behind their last finished turn.
+"""The journal of finished turns: after a crash, rollouts resume after their last finished turn.
 
-Each worker appends to its own file, one record per finished turn: the length and checksum of what follows, a line of
+Each worker appends to a separate file, one record per finished turn: length and checksum of the record, a line of
 JSON, and arrays. A record names the weights that sampled the turn and the tokens that it continues, from the prompt
-on. A reader accepts only a chain of records with known weights and the same prompt, budgets and seed; of a rollout that
-restarted, only its latest start. A record torn by a crash ends its file. A turn under way is not recorded: it is
-sampled again from its own seed.
+on. A reader accepts only a chain of records with known weights and the same prompt, budgets and seed. Of a rollout
+that restarted, only the latest start counts. A record torn by a crash ends its file. An unfinished turn is not
+recorded: it is sampled again from the same seed.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from rstar_ray.trajectory import Placement, StopReason, ToolMemory, ToolResult, 
 log = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 8
-"""Of one writer: the steps whose rollouts run at once, an evaluation among them."""
-_FRAME = struct.Struct("<II")  # length of what follows, and its CRC-32 starting from `_FORM`
+"""Most steps with running rollouts per writer; an evaluation counts as one."""
+_FRAME = struct.Struct("<II")  # length of the record, and its CRC-32 starting from `_FORM`
 _PLAYED_FOR = re.compile(r"(?P<stage>\w+)/(?P<step>\d+)/|(?P<choice>\w+)/filter/|evaluate/(?P<evaluated>\w+)/")  # ids
 _COLUMNS = (("response_ids", "<i4"), ("loss_mask", "|b1"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
 
@@ -41,12 +41,12 @@ class TurnRecord:
     """One finished turn, from token `start` of the response on."""
 
     rollout_id: str
-    weights: int  # checksum of the weights that sampled it; of several versions as `weights_of` combines them
+    weights: int  # checksum of the weights that sampled it; `weights_of` combines several versions
     start: int
     continues: int  # CRC-32 of the request's settings, the prompt's tokens and the response's before `start`
     num_tokens: int  # 0 and no turns: the rollout restarts from its prompt
-    first_turn: int  # number of the first of `turns`
-    turns: list[dict[str, Any]]  # those that these tokens hold, after earlier ones that got a tool result
+    first_turn: int  # index of the first of `turns`
+    turns: list[dict[str, Any]]  # turns of these tokens; earlier turns got tool results
     prompt_ids: list[int] | None  # where the rollout's first request replaced the prompt
     final_text: str
     num_answers: int
@@ -61,13 +61,13 @@ class TurnRecord:
 _FORM = zlib.crc32(
     repr([one.name for kind in (TurnRecord, Turn, ToolResult, ToolMemory, Placement) for one in fields(kind)]).encode()
 )
-"""Files of a version with other fields are skipped, and so are the zeros that a power failure may leave."""
+"""Files of a version with other fields are skipped, as are zeros after a power failure."""
 
 
 def weights_of(versions: Iterable[int], known: Mapping[int, int]) -> int | None:
-    """The checksum of the weights that sampled a turn, by the versions of its tokens and the checksum of each version.
+    """The checksum of the weights that sampled a turn, from its tokens' versions and each version's checksum.
 
-    None where one of them is not known, or where nothing was sampled.
+    None where a version is unknown, or nothing was sampled.
     """
     named = sorted({version for version in versions if version >= 0})
     if not named or not known.keys() >= set(named):
@@ -78,18 +78,18 @@ def weights_of(versions: Iterable[int], known: Mapping[int, int]) -> int | None:
 
 
 class TurnJournal:
-    """What one worker writes; nothing is in the file before `flush`, which alone touches the disk."""
+    """The file that one worker writes. Only `flush` writes to the disk."""
 
     def __init__(self, folder: Path, writer: str) -> None:
-        """`folder`: the run's journal. `writer` names the worker process uniquely."""
+        """`folder` is the run's journal; `writer` is a unique name of the worker process."""
         self._folder = folder
         self._name = re.sub(r"\W+", "-", writer)
         self._files: dict[Path, BinaryIO] = {}
-        self._num_torn = 0  # files that could not be written to their end
+        self._num_torn = 0  # files whose writing failed
         self._unwritten: deque[tuple[Path, bytes]] = deque()
 
     def add(self, before: RolloutState, after: RolloutState, weights: int) -> None:
-        """Record the turn between two states of a rollout. Ids that name no step or evaluation are not recorded."""
+        """Record the turn between two states of a rollout. Ids of no step or evaluation are not recorded."""
         folder = turns_folder(self._folder, after.request.rollout_id)
         if folder is None:
             return
@@ -119,12 +119,12 @@ class TurnJournal:
         self._unwritten.append((folder, _FRAME.pack(len(body), zlib.crc32(body, _FORM)) + body))
 
     def restart(self, state: RolloutState, weights: int) -> None:
-        """The rollout restarts from its prompt: records before this one no longer count."""
+        """Record that the rollout restarts from its prompt: earlier records no longer count."""
         self.add(state, state, weights)
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether records wait for a `flush`, or for the end of one."""
+        """Whether records wait for a `flush` or for the end of a running one."""
         return bool(self._unwritten)
 
     @property
@@ -132,14 +132,15 @@ class TurnJournal:
         return sum(len(frame) for _, frame in self._unwritten.copy())
 
     def flush(self) -> None:
-        """Records added before survive this process; in any thread, one call after the other.
+        """Write the added records to disk, so that they survive this process. Thread-safe; calls are serialized.
 
-        After a failure the unwritten records are dropped. The end of their file is torn: later records go to another.
+        After a failure the unwritten records are dropped. The end of their file is torn, so later records go to
+        another file.
         """
         try:
             if any(not folder.exists() or not os.fstat(file.fileno()).st_nlink for folder, file in self._files.items()):
                 self._close_files()  # the folder was removed when its step ended
-            count = len(self._unwritten)  # more may be added meanwhile
+            count = len(self._unwritten)  # other threads may add more meanwhile
             for position in range(count):
                 folder, frame = self._unwritten[position]
                 self._file(folder).write(frame)
@@ -159,7 +160,7 @@ class TurnJournal:
 
     def _close_files(self) -> None:
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # everything is written, or its failure was raised
+            with contextlib.suppress(OSError):  # every record is written, or its failure was raised
                 file.close()
         self._files.clear()
 
@@ -186,12 +187,12 @@ def turns_folder(journal: Path, rollout_id: str) -> Path | None:
 
 
 def choice_folder(stage: str) -> str:
-    """Its name, for the choice of this stage's hard set."""
+    """The journal's name for the hard set's rollouts of this stage."""
     return f"{stage}-filter"
 
 
 def evaluation_folder(stage: str) -> str:
-    """Its name, for evaluations of this stage's policy, one after the other."""
+    """The journal's name for the evaluations of this stage, one after the other."""
     return f"{stage}-evaluation"
 
 
@@ -202,12 +203,12 @@ def journaled(
     *,
     same: "re.Pattern[str] | None" = None,
 ) -> dict[str, RolloutState]:
-    """The rollouts of these that were started, at their last finished turn, by id.
+    """Started rollouts among the requests, at their last finished turn, by id.
 
-    Turns count that these weights sampled: `known` has the checksum of each policy version. Of several turns behind the
-    same tokens the latest counts: a resumed run that did not know the weights of the earlier one sampled it again. A
-    rollout with a token of an older version than it requests starts from its prompt. `same` matches the part of an id
-    that names the attempt. A file that cannot be read is skipped with a warning.
+    `known` has the checksum of each policy version; only turns sampled by known weights count. Of several turns after
+    the same tokens the latest counts: a resumed run that did not know the earlier weights sampled the turn again. A
+    rollout with a token older than its request allows starts from its prompt. `same` matches the part of an id that
+    names the attempt. A file that cannot be read is skipped with a warning.
     """
 
     def plain(rollout_id: str) -> str:
@@ -234,7 +235,7 @@ def journaled(
 
 
 def _sampled_by(record: TurnRecord, columns: bytes, known: Mapping[int, int]) -> bool:
-    """Whether known weights sampled it. A restart, which has no tokens, counts under any of them."""
+    """Whether known weights sampled it. A restart record has no tokens, so it counts under any weights."""
     if not record.num_tokens:
         return record.weights in known.values()
     offset = sum(np.dtype(kind).itemsize for name, kind in _COLUMNS if name != "policy_versions") * record.num_tokens
@@ -257,11 +258,11 @@ class _Chain:
             if record.restarts != self._restarts:  # fewer where a resumed run began the rollout again
                 self._restarts = record.restarts
                 self._turns.clear()
-            if record.turns or record.stop_reason:  # else it follows itself
+            if record.turns or record.stop_reason:  # otherwise it would follow itself
                 self._turns[record.start, record.continues] = record, columns
 
     def follow(self, state: RolloutState) -> RolloutState:
-        """From its start turn by turn, each continuing the tokens of the one before."""
+        """The chain of records from the rollout's start, each continuing the tokens of the previous one."""
         state = replace(RolloutState.start(state.request, state.prompt_ids), restarts=self._restarts)
         while state.stop_reason is None:
             turn = self._turns.get((len(state.response_ids), _context_crc(state)))
@@ -310,7 +311,7 @@ def _turn(saved: dict[str, Any]) -> Turn:
 
 
 def read(path: Path) -> Iterator[tuple[TurnRecord, bytes]]:
-    """The records of one file with their arrays, up to the first that is torn."""
+    """The records of one file with their arrays, up to the first torn one."""
     whole = path.read_bytes()
     position = 0
     while position + _FRAME.size <= len(whole):
@@ -324,7 +325,7 @@ def read(path: Path) -> Iterator[tuple[TurnRecord, bytes]]:
 
 
 def _context_crc(state: RolloutState) -> int:
-    """Of all that the next token depends on: another seed, or other budgets, make another rollout of a prompt."""
+    """A checksum of everything that the next token depends on, seed and budgets included."""
     request = state.request
     asked = zlib.crc32(repr((request.seed, request.limits, request.sampling)).encode())
     return _crc(state.response_ids, _crc(state.prompt_ids, asked))

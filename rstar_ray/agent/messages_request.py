@@ -1,7 +1,7 @@
-"""Anthropic's Messages: a request as a `ChatRequest`, and the answer in that dialect.
+"""Anthropic's Messages: a request as a `ChatRequest`, and the response in that format.
 
-The body is rewritten as one of chat completions and read by the same code, so both dialects are answered alike and a
-conversation is found again in either. https://docs.anthropic.com/en/api/messages
+The body is rewritten as one of chat completions and parsed by the same code. Both formats therefore behave alike, and
+a conversation is matched in either. https://docs.anthropic.com/en/api/messages
 """
 
 import json
@@ -24,7 +24,7 @@ UNSUPPORTED = ("mcp_servers", "container", "context_management")
 
 
 def read_messages(body: bytes) -> ChatRequest:
-    """Raises `BadRequest` with the field."""
+    """Parse a request body. Raises `BadRequest` that names the field."""
     fields = read_object(body)
     if fields.get("max_tokens") is None:
         raise BadRequest("max_tokens: it is required")
@@ -51,7 +51,7 @@ def read_messages(body: bytes) -> ChatRequest:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        raise BadRequest(f"tools: {str(tool['type'])[:80]!r} would run at the server. Hint: give tools of your own")
+        raise BadRequest(f"tools: {str(tool['type'])[:80]!r} would run at the server. Hint: define your own tools")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     if tool.get("description"):
         function["description"] = tool["description"]
@@ -59,7 +59,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_chat(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """A message of theirs as OpenAI's: results of tools are messages, thoughts and calls stand beside the content."""
+    """An Anthropic message as OpenAI messages: tool results become messages; reasoning and calls become fields."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str) or role not in ("user", "assistant"):
         return [{"role": role, "content": content}]
@@ -125,14 +125,14 @@ def whole(name: str, model: str, end: Finished) -> dict[str, Any]:
 
 
 def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:
-    """An error as Anthropic writes it. Clients know a full context by the text."""
+    """An error in Anthropic's format. Clients recognise a full context by the text."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     said = f"prompt is too long: {text}" if code == "context_length_exceeded" else text
     return {"type": "error", "error": {"type": kind, "message": said}}
 
 
 class Events:
-    """The events of a streamed answer, by OpenAI's deltas. The prompt's tokens come with the last event."""
+    """The events of a streamed response, from OpenAI's deltas. The count of prompt tokens comes with the last event."""
 
     def __init__(self, name: str, model: str) -> None:
         self._start = _message(name, model) | {"usage": {"input_tokens": 0, "output_tokens": 0}}
@@ -162,7 +162,7 @@ class Events:
         return _event("error", **error_body(500, text))
 
     def _block(self, kind: str, fields: Mapping[str, Any]) -> bytes:
-        """Open a block of this kind, unless the open one is."""
+        """Open a block of this kind, unless it is already open."""
         if kind == self._open:
             return b""
         closed = self._close()

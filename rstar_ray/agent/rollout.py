@@ -1,6 +1,6 @@
-"""One rollout: think, write Python, read what it did, continue (arXiv:2508.20722 section 2.1).
+"""One rollout: the model thinks, writes Python, reads the result, and continues (arXiv:2508.20722 section 2.1).
 
-A coroutine over two functions; it knows neither Ray nor vLLM. Its state is a record from which any other replica can
+A coroutine over two functions; it knows neither Ray nor vLLM. Its state is a record, from which any other replica can
 continue after each turn.
 """
 
@@ -38,11 +38,11 @@ from rstar_ray.trajectory import (
 )
 
 MAX_ANSWER_CHARS = 200
-"""Kept of an answer; a model may put a book into its box."""
+"""Most characters stored of an answer: a model may write a long text into its box."""
 
 
 class GenerateFn(Protocol):
-    """Samples one completion. Raises `EngineError` when the engine is gone, never returns half a turn."""
+    """Samples one completion. Raises `EngineError` when the engine is lost; never returns part of a turn."""
 
     async def __call__(
         self,
@@ -61,15 +61,15 @@ ExecuteFn = Callable[[ToolCall], Awaitable[ToolResult]]
 
 
 ConverseFn = Callable[[str], Awaitable[tuple[Reply, ToolMemory]]]
-"""Passes a turn's text to the rollout's environment. Returns the reply, and the environment's new state.
+"""Passes a turn's text to the rollout's environment.
 
-Raises `ToolError` for our own failures only.
+Returns the reply and the environment's new state. Raises `ToolError` for our own failures only.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState:
-    """What a rollout is between two turns. Legend: T tokens after the prompt."""
+    """The state of a rollout between two turns. Legend: T tokens after the prompt."""
 
     request: RolloutRequest
     prompt_ids: list[int]  # [P]
@@ -78,13 +78,13 @@ class RolloutState:
     logprobs: list[float]  # [T] 0 where not sampled
     policy_versions: list[int]  # [T] -1 where not sampled
     turns: tuple[Turn, ...] = ()
-    final_text: str = ""  # the last completion, decoded, without what it only thought
+    final_text: str = ""  # the last completion, decoded, without its reasoning
     num_answers: int = 0  # `<answer>` tags in all turns so far
     stop_reason: StopReason | None = None
     memories: Mapping[str, ToolMemory] = field(default_factory=dict[str, ToolMemory])  # of tools with state, by name
-    reward: float | None = None  # what an environment gave
+    reward: float | None = None  # from an environment
     restarts: int = 0
-    placements: tuple[Placement, ...] = ()  # as far as it was played where they were told
+    placements: tuple[Placement, ...] = ()  # as of the last report to the balancer
 
     @classmethod
     def start(cls, request: RolloutRequest, prompt_ids: list[int]) -> "RolloutState":
@@ -100,13 +100,13 @@ class RolloutState:
         )
 
     def restarted(self) -> "RolloutState":
-        """The same rollout from its prompt: what a tool kept for it is gone."""
+        """The same rollout from its prompt, because the state that a tool held for it is lost."""
         afresh = RolloutState.start(self.request, self.prompt_ids)
         return replace(afresh, restarts=self.restarts + 1, placements=self.placements)
 
     def with_prompt(self, prompt_ids: list[int]) -> "RolloutState":
-        """Before its first turn: another prompt, whose additional tokens count against the length budget, since the
-        rollout was admitted for no more.
+        """Before the first turn: replace the prompt. Its additional tokens count against the length budget, because
+        the rollout was admitted without them.
         """
         limits, more = self.request.limits, len(prompt_ids) - len(self.prompt_ids)
         limits = replace(limits, max_response_tokens=limits.max_response_tokens - more)
@@ -114,7 +114,7 @@ class RolloutState:
 
     @property
     def room_tokens(self) -> int:
-        """What the length budget and the engine's context still allow."""
+        """The tokens that the length budget and the engine's context still allow."""
         limits = self.request.limits
         in_context = limits.max_context_tokens - len(self.prompt_ids) - len(self.response_ids)
         return min(limits.max_response_tokens - len(self.response_ids), in_context)
@@ -130,10 +130,10 @@ async def run_rollout(
     ended: EndedFn | None = None,
     go_on: Callable[[RolloutState], bool] = lambda _: True,
 ) -> RolloutState:
-    """Play turns until the rollout stops, or until `go_on`, asked after every unfinished turn, says no.
+    """Play turns until the rollout stops, or until `go_on`, called after every unfinished turn, returns False.
 
-    `converse` and `ended` are the rollout's environment. `ended` is called once, in the turn that a limit ends: a state
-    that has stopped already is returned as it is.
+    `converse` and `ended` belong to the rollout's environment. `ended` is called once, in the turn that a limit ends.
+    A state that has already stopped is returned unchanged.
     """
     while state.stop_reason is None:
         state = await play_turn(state, generate=generate, execute=execute, chat=chat, converse=converse)
@@ -146,7 +146,7 @@ async def run_rollout(
 
 
 async def _with_end(state: RolloutState, reason: StopReason, ended: EndedFn) -> RolloutState:
-    """The reward that the environment gives a rollout which a limit ended; 0 where it gives none."""
+    """The environment's reward for a rollout that a limit ended; 0 where it gives none."""
     started_s = time.monotonic()
     reward, memory = await ended(reason)
     *before, last = state.turns
@@ -163,9 +163,9 @@ async def play_turn(
     chat: ChatFormat,
     converse: ConverseFn | None = None,
 ) -> RolloutState:
-    """One completion and the answers to its calls; without a call the reply of the environment, if there is one.
+    """One completion and the results of its calls; without a call, the environment's reply if there is one.
 
-    `max_turns` counts all completions; with an environment, which has a separate limit, those that call a tool.
+    `max_turns` counts all completions; with an environment, which has a separate limit, only those that call a tool.
     """
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)
@@ -191,7 +191,7 @@ async def play_turn(
             replace(state, stop_reason=StopReason.ANSWERED) if converse is None else await _said(state, converse, chat)
         )
     num_replied = 0 if converse is None else _num_replies(state)
-    if turn_number + 1 - num_replied >= request.limits.max_turns:  # nobody would read the answers
+    if turn_number + 1 - num_replied >= request.limits.max_turns:  # no turn would read the results
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
     results = await answer_calls(reading.calls, execute, most=request.limits.max_calls_per_turn)
     memories = {**state.memories, **dict(result.memory for result in results if result.memory is not None)}
@@ -202,7 +202,7 @@ async def play_turn(
 
 
 async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> RolloutState:
-    """The environment's answer to a turn that called nothing; with its reward the rollout ends."""
+    """The environment's reply to a turn without a call; if the reply has a reward, the rollout ends."""
     started_s = time.monotonic()
     reply, memory = await converse(state.final_text)
     turn = replace(state.turns[-1], tool_s=time.monotonic() - started_s)
@@ -217,14 +217,15 @@ async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> 
 
 
 def _num_replies(state: RolloutState) -> int:
-    """Of the environment, in a rollout that has one: it replies to every finished turn without a call."""
+    """Whether the environment replies: in a rollout that has one, to every finished turn without a call."""
     return sum(not turn.tool_results for turn in state.turns)
 
 
 async def answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn, *, most: int) -> list[ToolResult]:
-    """All at once. One alone, the usual case, is awaited here: a task more would let every other rollout go first.
+    """Run all calls concurrently. A single call, the usual case, is awaited directly: another task would let every
+    other rollout go first.
 
-    Where one fails for our reasons the others are ended: nobody would read their answers.
+    Where one fails for our reasons the others are cancelled, since no turn would read their results.
     """
     if len(calls) == 1:
         return [await _answer_call(calls[0], execute)]
@@ -258,14 +259,14 @@ def with_completion(state: RolloutState, completion: Completion, spoken: str) ->
 
 
 def _with_told(state: RolloutState, answer_ids: list[int]) -> RolloutState:
-    """Append what others wrote, masked from the loss; text that would overflow the budget is left out."""
+    """Append text of others (tools, environment), masked from the loss; text beyond the budget is dropped."""
     if len(answer_ids) >= state.room_tokens:
         return replace(state, stop_reason=StopReason.TRUNCATED)
     return with_context(state, answer_ids)
 
 
 def with_context(state: RolloutState, token_ids: list[int]) -> RolloutState:
-    """Append what others wrote, masked from the loss."""
+    """Append tokens of others (tools, environment), masked from the loss."""
     count = len(token_ids)
     return replace(
         state,
@@ -279,14 +280,14 @@ def with_context(state: RolloutState, token_ids: list[int]) -> RolloutState:
 async def score(state: RolloutState, judge: JudgeFn, chat: ChatFormat | None = None) -> Trajectory:
     """The finished record with its reward.
 
-    A rollout that did not end by itself gets 0, unless its environment gave a reward or the judge reads whole rollouts,
-    for which it needs `chat`. A rollout that the judge cannot judge is `unjudged`. Raises `SandboxError` as `judge`.
+    A rollout that a limit ended gets 0, unless its environment gave a reward or the judge reads whole rollouts, for
+    which it needs `chat`. A rollout that the judge cannot judge is `unjudged`. Raises `SandboxError` like `judge`.
     """
     assert state.stop_reason is not None
     started_s = time.monotonic()
     judgement, unjudged = Judgement(0.0), ""
     if state.reward is not None:
-        judgement = Judgement(state.reward, place=None)  # an environment reads no marked answer
+        judgement = Judgement(state.reward, place=None)  # an environment does not read marked answers
     elif state.stop_reason is not StopReason.REFUSED:
         try:
             judgement = await _judged(state, state.stop_reason, judge, chat)
@@ -297,7 +298,9 @@ async def score(state: RolloutState, judge: JudgeFn, chat: ChatFormat | None = N
 
 
 def _num_answers(state: RolloutState, place: Place | None) -> int | None:
-    """`<answer>` tags count in all turns (Eq. 5); other places are only read in the final turn."""
+    """Number of answers for the format penalty: `<answer>` tags in all turns (Eq. 5); other places only in the final
+    turn.
+    """
     if place is None:
         return None
     return state.num_answers if place == "answer" else count_answers(state.final_text, place)

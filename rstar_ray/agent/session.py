@@ -1,8 +1,8 @@
-"""One agent of the user at its host: its requests, matched to tokens, until each has its completion.
+"""The session of one agent at its host: matches its requests to tokens and waits for the completions.
 
-Requests of a rollout are answered one after the other: it was admitted with the memory for one. An agent that is
-started again, since its host was lost, is answered from the turns that the rollout has, as long as it asks the same.
-No network, no thread: see `actors.agents`.
+Requests of a rollout are answered one after the other, because the rollout was admitted with the memory for one. An
+agent that restarts after its host was lost is answered from the recorded turns, as long as it sends the same requests.
+No network and no threads here: see `actors.agents`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem, StopReason, ToolResult
 
 MAX_WAITING = 64
-"""Requests of one rollout that wait at a time."""
+"""Most waiting requests of one rollout."""
 MAX_REFUSED = 200
 """Requests of one rollout whose refusal counts as progress of its agent."""
 MAX_BODY_BYTES = 4 * 2**20
@@ -40,7 +40,7 @@ MAX_BODY_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTurn:
-    """One turn of the rollout as its worker holds it."""
+    """One turn of the rollout as its worker stores it."""
 
     continues: int
     context_ids: list[int]
@@ -50,27 +50,27 @@ class SampledTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCall:
-    """What a worker says and asks: the newest turn, or why there is none, and the next request."""
+    """A worker's call: the newest turn, or the reason why there is none, and a wait for the next request."""
 
     rollout_id: str
     restarts: int
-    holder: str  # who plays the rollout
-    opens: bool  # its first call: from now on it plays the rollout
+    holder: str  # the worker that plays the rollout
+    opens: bool  # its first call: it takes over the rollout
     problem: Problem
     seed: int
     num_turns: int
     last: SampledTurn | None
-    record: tuple[SampledTurn, ...] | None = None  # all turns, where the host asked for them
-    refused: tuple[int, StopReason, str] | None = None  # the number of a request, the budget that it met, a text
+    record: tuple[SampledTurn, ...] | None = None  # all turns, where the host requested them
+    refused: tuple[int, StopReason, str] | None = None  # number of a request, the exhausted budget, a message
     wait_s: float
 
 
 class Other(Enum):
-    """Answers to a worker apart from a request and the agent's end."""
+    """Replies to a worker besides a request and the agent's end."""
 
-    WAIT = auto()  # the agent asks for nothing yet
+    WAIT = auto()  # the agent has not sent a request yet
     SEND_RECORD = auto()  # this host does not have the rollout's turns
-    LOST = auto()  # the agent went another way than the turns on record, or another worker plays the rollout
+    LOST = auto()  # the agent's requests differ from the recorded turns, or another worker plays the rollout
 
 
 AgentReply = AgentRequest | AgentEnd | Other

@@ -1,4 +1,4 @@
-"""A conversation with a person, as it happens: the same turns as a rollout's, told piece by piece.
+"""A conversation with a user, streamed: the same turns as a rollout's, reported piece by piece.
 
 A coroutine over two Protocols; it knows neither vLLM nor a terminal.
 """
@@ -19,14 +19,14 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """One thing that somebody who listens is told."""
+    """One event for the listener."""
 
     kind: Literal["thought", "said", "call", "result", "end"]
     text: str = ""  # a piece of a thought or of what is said, a call, its result; at the end the `StopReason`
     failed: bool = False  # of a result
-    prompt_tokens: int = 0  # at the end: of the conversation as it was handed in
-    num_tokens: int = 0  # at the end: sampled in all
-    messages: tuple[Message, ...] = field(default_factory=tuple[Message, ...])  # at the end: what came to be said
+    prompt_tokens: int = 0  # at the end: prompt tokens of the conversation
+    num_tokens: int = 0  # at the end: number of sampled tokens
+    messages: tuple[Message, ...] = field(default_factory=tuple[Message, ...])  # at the end: the text of the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class TalkLimits:
 
 
 class StreamFn(Protocol):
-    """Samples one completion, some tokens at a time. Raises `EngineError` when the engine is gone."""
+    """Samples one completion, some tokens at a time. Raises `EngineError` when the engine is lost."""
 
     def __call__(self, prompt_ids: Sequence[int], *, max_tokens: int) -> AsyncGenerator[list[int], None]: ...
 
@@ -48,7 +48,7 @@ class StreamFn(Protocol):
 async def talk(
     messages: Sequence[Message], *, chat: TokenizerChat, stream: StreamFn, execute: ExecuteFn, limits: TalkLimits
 ) -> AsyncGenerator[Heard, None]:
-    """The policy's answer to a conversation that ends with a person's words, calls run in between."""
+    """The policy's answer to a conversation that ends with a user message, with tool calls in between."""
     ids = chat.conversation_ids(messages)
     prompt_tokens = len(ids)
     room = min(limits.max_tokens, limits.context_tokens - len(ids))
@@ -86,7 +86,7 @@ async def talk(
 
 
 def as_written(call: ToolCall) -> str:
-    """A call for a person: the program, or the tool's name and arguments as one would write them in Python."""
+    """A call in readable form: the program, or the tool's name and arguments as a Python call."""
     if said := call.code or call.parse_error:
         return said
     return f"{call.tool}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
@@ -101,7 +101,7 @@ async def _one_turn(
     max_tokens: int,
     after_tools: bool,
 ) -> AsyncGenerator[Heard, None]:
-    """Tells a completion as it comes, and leaves its tokens in `said`."""
+    """Yields a completion while it arrives, and leaves its tokens in `said`."""
     view = Streamed(
         chat.profile.thought, inside=chat.begins_inside_thought(after_tools=after_tools), call_markers=chat.call_markers
     )

@@ -1,8 +1,8 @@
-"""The tokens behind a client's messages: what was sampled is found again, and only new messages are encoded.
+"""The tokens behind a client's messages: sampled tokens are found again, and only new messages are encoded.
 
-A client sends its whole conversation with every request, as it writes it: arguments of calls serialised again, ids
-renumbered, reasoning left out. `TokenLines` matches such a request to the longest stored line of tokens by a canonical
-form of the messages, and encodes what follows it by the chat template. A request that differs begins a new line, which
+A client sends its whole conversation with every request, in its own form: call arguments serialised again, ids
+renumbered, reasoning dropped. `TokenLines` matches such a request to the longest stored line of tokens by a canonical
+form of the messages, and encodes the rest with the chat template. A request that differs begins a new line, which
 costs tokens but is never wrong. Completions form a tree: a completion continues another one, or begins a line.
 """
 
@@ -19,14 +19,14 @@ from rstar_ray.lines import NEW
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a request stands among the tokens."""
+    """Where a request stands among the stored tokens."""
 
     parent: int  # the completion that it continues, or `NEW`
-    context_ids: list[int]  # tokens between that completion and the one asked for; the whole prompt of a new line
-    prompt_ids: list[int]  # everything before the completion asked for
+    context_ids: list[int]  # tokens between that completion and the requested one; of a new line the whole prompt
+    prompt_ids: list[int]  # everything before the requested completion
     reasonings: tuple[str, ...] = ()  # of the sampled turns before
     call_ids: frozenset[str] = frozenset()  # of the sampled turns before
-    why_new: str = ""  # why it begins a line although others are there
+    why_new: str = ""  # why it begins a line although others exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class TokenLines:
         self._by_key: dict[str, list[int]] = {}  # by the key of a conversation with its answer
         self._known: set[str] = set()  # keys of all conversations, from the tools alone to the answer
         self._continued: set[int] = set()
-        self.num_tokens = 0  # held; those that several completions have before them count for each
+        self.num_tokens = 0  # stored tokens; shared prefixes count for each completion
 
     def __len__(self) -> int:
         return len(self._sampled)
@@ -68,11 +68,11 @@ class TokenLines:
         for length in range(len(request.messages) - 1, 0, -1):
             numbers = self._meant(keys[length], request.messages[:length], request.call_ids)
             if len({self._sampled[number].reasonings for number in numbers}) != 1:
-                continue  # none, or turns that differ in what the client left out
+                continue  # no candidate, or turns that differ in parts that the client dropped
             before = self._sampled[numbers[-1]]
             try:
                 context = self._context(before, request.messages[length:])
-            except ValueError:  # `_divergence` says it
+            except ValueError:  # `_divergence` gives the reason
                 continue
             return Place(
                 parent=numbers[-1],
@@ -85,7 +85,7 @@ class TokenLines:
         return None
 
     def _meant(self, key: str, messages: Sequence[Mapping[str, Any]], given: frozenset[str]) -> list[int]:
-        """The completions that end this conversation; of several those whose calls have the ids that are `given`."""
+        """The completions that end this conversation; of several, those whose calls have the ids `given`."""
         numbers = [
             number
             for number in self._by_key.get(key, ())
@@ -104,7 +104,7 @@ class TokenLines:
         called: Sequence[str] = (),
         ended: bool = True,
     ) -> int:
-        """Store a completion and the message that the client receives for it; returns the completion's number."""
+        """Store a completion and the message that the client receives for it. Returns the completion's number."""
         number = len(self._sampled)
         keys = _keys([*request.messages, message], request.tools)
         self._sampled.append(
@@ -161,14 +161,14 @@ class TokenLines:
 
 
 def _reasoning_differs(reasonings: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a client rewrote the reasoning of one of the latest turns; one that it left out is the stored one."""
+    """Whether a client rewrote the reasoning of a recent turn; a message without reasoning matches the stored turn."""
     given = [_reasoning(message) for message in messages if message["role"] == "assistant"]
     pairs = zip(reversed(given), reversed(reasonings), strict=False)
     return any(said and said != stored for said, stored in pairs)
 
 
 def _keys(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Digests of the canonical form of a conversation: of its tools alone, then up to each message."""
+    """Digests of a conversation's canonical form: of its tools alone, then up to each message."""
     keys = [canonical(list(tools))]
     for message in messages:
         keys.append(f"{_digest(keys[-1])} {_key(message)}")
@@ -180,7 +180,7 @@ def _digest(text: str) -> str:
 
 
 def _key(message: Mapping[str, Any]) -> str:
-    """Without ids, reasoning, and whitespace around the words; a call by its name and its arguments' values."""
+    """The message without ids, reasoning and surrounding whitespace; a call by its name and its arguments' values."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [(function["name"], _arguments(function.get("arguments"))) for function in functions]
     return canonical([message["role"], str(message.get("content") or "").strip(), calls])
