@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from rstar_ray.config.algorithm import AlgorithmConfig, Deviation
 
 Advantage = float | NDArray[np.float32]
-"""Of a trajectory: one number for all its sampled tokens, or an array with one for each."""
+"""The advantage of a trajectory: one number for all its sampled tokens, or an array with one per token."""
 ROUNDING = 1e-12
-"""Rewards closer than this share of the largest are equal: 0.1 + 0.2 and 0.3."""
+"""Rewards that differ by less than this share of the largest are equal, such as 0.1 + 0.2 and 0.3."""
 
 
 def rewards_differ(rewards_G: Sequence[float]) -> bool:
@@ -38,7 +38,7 @@ def group_advantages(rewards_G: Sequence[float], *, deviation: Deviation) -> NDA
 
 
 def standardised(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDArray[np.float64]:
-    """`group_advantages` as a run sets it."""
+    """`group_advantages` with the run's settings."""
     return group_advantages(rewards_G, deviation=algorithm.advantage_std)
 
 

@@ -1,4 +1,4 @@
-"""Rows to train on, and micro batches of them as tensors (`batch_plan` says which rows go together).
+"""Training rows, and micro batches of them as tensors (`batch_plan` decides which rows share a micro batch).
 
 Legend: B rows of a micro batch, T padded length, L a row's own length, N sampled tokens of a micro batch.
 """
@@ -18,7 +18,7 @@ from rstar_ray.lines import lines_with_loss
 from rstar_ray.trajectory import Trajectory
 
 LANES = 16
-"""Keys that attention kernels take at a time; on a CPU the rest of a row goes one by one, at several times the cost."""
+"""Keys per attention kernel call; on a CPU the rest of a row is computed one by one, at several times the cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class TokenRow:
     loss_mask: NDArray[np.bool_]  # [L] True where the loss applies
     advantage: Advantage = 1.0  # one for all tokens with a loss, or [their number]
     rollout_logprobs: NDArray[np.float32] | None = None  # [L] from the engine; None for SFT
-    token_weight: float = 1.0  # what the loss of each sampled token counts in the update, from `token_weights`
+    token_weight: float = 1.0  # weight of each sampled token's loss in the update, from `token_weights`
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens with a loss. The first token is predicted by nothing, so it never counts."""
+        """Tokens with a loss. Nothing predicts the first token, so it never counts."""
         return int(self.loss_mask[1:].sum())
 
     def trimmed(self) -> "TokenRow":
-        """Without what follows the last token with a loss: nothing there reaches the gradient."""
+        """The row without the tokens after the last one with a loss: they do not affect the gradient."""
         where = np.flatnonzero(self.loss_mask)
         length = int(where[-1]) + 1 if len(where) else min(len(self.token_ids), 2)
         if length == len(self.token_ids):
@@ -52,7 +52,8 @@ class TokenRow:
 def rl_row(trajectory: Trajectory, advantage: Advantage, token_weight: float, line: int = 0) -> TokenRow:
     """A trajectory as one row: the prompt, without loss, then the response.
 
-    Of a trajectory with several lines one of them. A token that several lines hold has its loss in the first of them.
+    Of a trajectory with several lines, one line. A token shared by several lines has its loss in the first of
+    them.
     """
     num_prompt = len(trajectory.prompt_ids)
     token_ids = np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int32, copy=False)
@@ -79,9 +80,9 @@ def sft_row(example: SftExample, token_weight: float) -> TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded or packed into one line, and the sampled tokens of all of them laid end to end."""
+    """Rows padded, or packed into one line, with the sampled tokens of all rows laid end to end."""
 
-    input_ids_BT: Tensor  # int64; without a row's last token, which predicts nothing, unless it fills up the lanes
+    input_ids_BT: Tensor  # int64; without a row's last token, which predicts nothing, unless it fills a lane
     position_ids_BT: Tensor | None  # set where rows are packed into one: each starts at 0
     row_lengths: tuple[int, ...] | None  # of the packed rows, in their order; adds up to T
     positions_N: Tensor  # int64: where in the flattened input the token before each sampled token lies
@@ -175,5 +176,5 @@ def _lines(rows: Sequence[TokenRow], packed: bool) -> _RowLines:
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    """End to end, of this type even where there is nothing."""
+    """The arrays end to end, with this dtype even where there is none."""
     return np.concatenate([*parts, np.zeros(0, dtype)]).astype(dtype, copy=False)

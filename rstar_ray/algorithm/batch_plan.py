@@ -1,7 +1,7 @@
-"""Which rows an update's ranks take and how they are cut into micro batches under a token budget.
+"""Assigns an update's rows to ranks, and cuts them into micro batches under a token budget.
 
-The plan is made once, by whoever has the lengths, and is a pure function of them: every rank gets the
-same number of micro batches, so that ranks meet in every collective.
+The plan is computed once, as a pure function of the rows' lengths. Every rank gets the same number of micro
+batches, so that ranks meet in every collective.
 """
 
 import heapq
@@ -38,7 +38,7 @@ def plan_ranks(lengths: Sequence[int], learner: LearnerConfig, *, attention_toke
 
 
 def balance(lengths: Sequence[int], indices: Sequence[int], parts: int, attention_tokens: float) -> list[list[int]]:
-    """`indices` in even parts: the row with most work left goes to the part with least work so far."""
+    """`indices` in even parts: the row with the most work goes to the part with the least work so far."""
     order = sorted(indices, key=lambda i: (-lengths[i], i))
     found: list[list[int]] = [[] for _ in range(parts)]
     loads = [(0.0, part) for part in range(parts)]
@@ -68,7 +68,9 @@ def cut(lengths: Sequence[int], indices: Sequence[int], learner: LearnerConfig) 
 
 
 def fill(lengths: Sequence[int], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """As few packed micro batches as even filling allows, fullest first; a row above `max_tokens` has its own."""
+    """As few packed micro batches as even filling allows, fullest first; a row above `max_tokens` gets one to
+    itself.
+    """
     count = max(1, -(-sum(lengths[i] for i in indices) // max_tokens))
     while True:
         parts = [part for part in balance(lengths, indices, count, float("inf")) if part]
@@ -78,7 +80,7 @@ def fill(lengths: Sequence[int], indices: Sequence[int], max_tokens: int) -> lis
 
 
 def cheapest_cut(descending: Sequence[int], max_tokens: int, overhead: int) -> list[range]:
-    """The cut of sorted lengths with the least sum of padded tokens and `overhead` a part: exact.
+    """The cut of sorted lengths with the smallest sum of padded tokens and `overhead` per part, exactly.
 
     A part holds at most `max_tokens` padded tokens, or one length.
     """

@@ -43,7 +43,7 @@ def token_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """How hidden states become logits, the same way as in the engine."""
+    """How hidden states become logits, in the same way as in the engine."""
 
     temperature: float
     float32: bool
@@ -140,18 +140,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 LossStats = dict[str, Tensor]
-"""Statistics of a micro batch as float64 scalars, by the names of rstar_ray/telemetry/registry.py.
+"""Statistics of a micro batch as float64 scalars, named as in rstar_ray/telemetry/registry.py.
 
-Metrics whose reduction there is `mean` are sums over the tokens, to be divided by the tokens of the whole update.
+Metrics with the reduction `mean` are sums over the tokens here; the caller divides by the tokens of the whole
+update.
 """
 
 
 def policy_loss(
     tokens: SampledTokens, algorithm: AlgorithmConfig, rule: LossRule = clipped
 ) -> tuple[Tensor, LossStats]:
-    """The loss to minimise and what there is to report of it; `rule` is the objective of each token.
+    """The loss to minimise and its statistics; `rule` is the objective of each token.
 
-    Raises `ValueError` for a KL term without the reference's log-probs, and for a rule that gives no loss per token.
+    Raises `ValueError` for a KL term without the reference's log-probs, and for a rule that gives no loss per
+    token.
     """
     if algorithm.kl_coefficient and tokens.ref_logprobs_N is None:
         raise ValueError(f"kl_coefficient is {algorithm.kl_coefficient}, but there are no ref_logprobs")
@@ -187,14 +189,14 @@ def policy_loss(
 
 
 def _unclipped(loss_N: Tensor, tokens: SampledTokens) -> Surrogate:
-    """The loss of a rule that clips nothing that is counted."""
+    """The loss of a rule without clipping statistics."""
     if loss_N.shape != tokens.logprobs_N.shape:
         raise ValueError(f"the loss has shape {list(loss_N.shape)}, not {list(tokens.logprobs_N.shape)}")
     return Surrogate(-loss_N, ratios(tokens), torch.zeros_like(loss_N, dtype=torch.bool))
 
 
 def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
-    """A rule on four made-up tokens, forward and backward; raises whatever it raises."""
+    """Run a rule on four made-up tokens, forward and backward; raises whatever the rule raises."""
     ones_N = torch.ones(4)
     tokens = SampledTokens(
         logprobs_N=(-ones_N).requires_grad_(),

@@ -1,7 +1,7 @@
-"""What a token's loss weighs, made once for a whole update.
+"""The weight of each token's loss, computed once for a whole update.
 
-A loss is always the sum of weight times loss over sampled tokens. Because the weights know all rows of the update, its
-gradient does not depend on how the rows were spread over ranks and micro batches.
+A loss is always the sum of weight times loss over sampled tokens. Because the weights depend on all rows of the
+update, its gradient does not depend on how the rows are spread over ranks and micro batches.
 """
 
 from collections import Counter

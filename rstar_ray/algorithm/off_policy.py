@@ -50,7 +50,7 @@ def k3_kl(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
 
 
 MOST_LOG_WEIGHT = 300.0
-"""Bound of a log weight here, so that its square fits float64."""
+"""Bound of a log weight in these sums, so that its square fits float64."""
 
 
 def weight_moments(log_w_N: Tensor, rows_N: Tensor) -> Tensor:

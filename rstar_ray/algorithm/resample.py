@@ -17,7 +17,7 @@ NO_CALL_PENALTY = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What resampling reads of a trajectory; a `TrajectorySummary` has the same fields and serves as one."""
+    """The fields of a trajectory that resampling reads; `TrajectorySummary` has the same fields."""
 
     reward: float
     num_calls: int
@@ -51,7 +51,7 @@ def format_penalty(num_answers: int | None, num_turns: int) -> float:
 
 
 def total_penalty(candidate: Candidate | TrajectorySummary, algorithm: AlgorithmConfig) -> float:
-    """p_total in [0, 2], of the parts that are switched on."""
+    """p_total in [0, 2], the sum of the enabled parts."""
     error = error_penalty(candidate.num_calls, candidate.num_failed) if algorithm.roc_error_ratio else 0.0
     form = format_penalty(candidate.num_answers, candidate.num_turns) if algorithm.roc_answer_format else 0.0
     return error + form
@@ -108,7 +108,7 @@ def resample_on_correct(
 def keep_all(
     candidates: Sequence[Candidate | TrajectorySummary], algorithm: AlgorithmConfig, rng: np.random.Generator
 ) -> list[int]:
-    """Plain GRPO: as many are drawn as are trained on."""
+    """Plain GRPO: trains on every drawn trajectory."""
     return list(range(len(candidates)))
 
 
@@ -149,9 +149,11 @@ def _quotas(counts: Sequence[int], places: int, rng: np.random.Generator) -> lis
 
 
 def _num_negatives(num_positives: int, num_negatives: int, keep: int, least: int) -> int:
-    """As many as leave the share of failures as it is, rounded down as in the paper; `least` of them where they are."""
+    """The number of failures to keep: their share of the group, rounded down as in the paper; at least `least`,
+    where there are as many.
+    """
     share = num_negatives * keep // (num_positives + num_negatives)
-    wanted = max(share, min(least, num_negatives, keep - 1))  # a success keeps its place
+    wanted = max(share, min(least, num_negatives, keep - 1))  # at least one success stays
     return max(wanted, keep - num_positives)  # too few positives: failures fill the group
 
 

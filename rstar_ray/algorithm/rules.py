@@ -29,7 +29,9 @@ KINDS: tuple[Kind, ...] = ("resample", "advantage", "loss")
 
 
 def rule(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> Callable[..., Any]:
-    """The rule that a run names; `own_folder` is searched first. Raises `ConfigError` where there is none."""
+    """The rule that a run's settings name; `own_folder` is searched first. Raises `ConfigError` where it does
+    not exist.
+    """
     name = getattr(algorithm, kind)
     known = _built_in(kind)
     if name in known:
@@ -56,7 +58,7 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
         sys.path.insert(0, folder)
     try:
         found = getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
+    except (Exception, SystemExit) as failed:  # any exception: it is the user's code
         problem = f"{type(failed).__name__}: {failed}"
         hint = "give module:function, and its folder as --own-folder"
         raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
@@ -116,7 +118,7 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
     """Call the user's rules on made-up data. Raises `ConfigError` that names the one that fails."""
     for kind in KINDS:
         name = getattr(algorithm, kind)
-        if name == getattr(AlgorithmConfig(), kind):  # the default exists; to look it up may import torch
+        if name == getattr(AlgorithmConfig(), kind):  # the default exists, and its lookup may import torch
             continue
         rule(kind, algorithm, own_folder)
         if ":" not in name:

@@ -1,4 +1,4 @@
-"""When a stage ends before its last step: the paper's criteria for stages 1 and 2 (arXiv:2508.20722 section 4.3)."""
+"""Early ends of a stage: the paper's criteria for stages 1 and 2 (arXiv:2508.20722 section 4.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from rstar_ray.config.run import Until
 
 WINDOW = 10
-"""Steps that `solved` and the report's verdicts average over."""
+"""Steps that `solved` and the report's health checks average over."""
 SETTLED_WINDOW = 20
-"""Steps that `settled` averages over, and compares with as many steps before them."""
+"""Steps that `settled` averages over, and compares with as many earlier steps."""
 REMEMBERED = 2 * SETTLED_WINDOW
-"""Steps that a decision needs at most."""
+"""Most steps that a decision needs."""
 SETTLED_AFTER = 60
 """Steps after the warm-up before which `settled` never ends a stage: rewards move little while the rate is low."""
 TRUNCATED = 0.10
@@ -25,7 +25,7 @@ ALL_RIGHT = 0.70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSigns:
-    """What the decision reads of one step; shares are of all its rollouts or groups, before resampling."""
+    """The values of one step that the decision reads; shares are over all its rollouts or groups, before resampling."""
 
     reward_mean: float
     share_truncated: float

@@ -1,4 +1,4 @@
-"""What a trained parameter takes in the learner: DeepSpeed is told so by the learner, and the planner budgets it."""
+"""The learner's memory per trained parameter: the learner passes it to DeepSpeed, and the planner budgets it."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ from rstar_ray.config.machines import Dtype
 
 BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 GRADIENTS: Dtype = "float32"
-"""What gradients are added up in over micro batches and ranks, whatever the forward pass computes in."""
+"""Precision in which gradients are summed over micro batches and ranks, whatever the forward pass computes in."""
 REDUCE_BUCKET = 100_000_000
-"""Gradients that ZeRO adds up over ranks at a time; DeepSpeed's own 5e8 would take 2 GB of every GPU."""
+"""Gradients that ZeRO sums over ranks at a time; DeepSpeed's default 5e8 would take 2 GB of every GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Of one parameter, over all ranks that share it."""
+    """Bytes per parameter, over all ranks that share it."""
 
     weight: int
     gradient: int
@@ -33,7 +33,7 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBytes:
-    """Of one rank, by what it is."""
+    """Bytes of one rank, by purpose."""
 
     weights: float
     gradients: float
@@ -61,7 +61,9 @@ def state_bytes(dtype: Dtype, zero: int) -> StateBytes:
 
 
 def gradient_bytes(dtype: Dtype, zero: int) -> int:
-    """Of a parameter, at their most: ZeRO-1 keeps those of a backward pass, in its own type, until that ends."""
+    """Most gradient bytes per parameter: ZeRO-1 holds those of a backward pass, in their own precision, until
+    it ends.
+    """
     both = zero == 1 and dtype == "bfloat16"
     return BYTES[GRADIENTS] + (BYTES[dtype] if both else 0)
 

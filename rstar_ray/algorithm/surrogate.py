@@ -20,7 +20,7 @@ MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """What the policy's loss is taken over; all but `rows_N` float."""
+    """The inputs of a loss rule; all but `rows_N` are float."""
 
     logprobs_N: Tensor  # of the policy now: the gradient flows through these and the entropies
     entropy_N: Tensor
@@ -34,7 +34,7 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """The objective token by token; to be maximised."""
+    """The objective of each token, to be maximised."""
 
     objective_N: Tensor
     ratio_N: Tensor
@@ -51,7 +51,7 @@ def ratios(tokens: SampledTokens) -> Tensor:
 
 
 def clipped(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
-    """`clipped_surrogate` as a run sets it."""
+    """`clipped_surrogate` with the run's settings."""
     return clipped_surrogate(
         tokens.logprobs_N,
         tokens.old_logprobs_N,
@@ -134,7 +134,7 @@ LOSSES: dict[str, LossRule] = {"clipped": clipped, "gspo": gspo, "cispo": cispo,
 
 
 def row_sums(values_N: Tensor, rows_N: Tensor) -> Tensor:
-    """[N]: at each token the sum over its row."""
+    """[N]: for each token the sum over its row."""
     if len(values_N) == 0:
         return values_N
     sums_R = torch.zeros(int(rows_N.max()) + 1, dtype=values_N.dtype, device=values_N.device)

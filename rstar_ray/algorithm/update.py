@@ -1,4 +1,4 @@
-"""What one update of the policy did, and what SFT trains on."""
+"""The result of one update of the policy, and the rows of SFT."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class SftExample:
     """One conversation as tokens."""
 
     token_ids: NDArray[np.int32]  # [L]
-    loss_mask: NDArray[np.bool_]  # [L] True on what the assistant says, its end-of-turn token included
+    loss_mask: NDArray[np.bool_]  # [L] True on the assistant's tokens, including end of turn
     name: str = ""  # file and row, for messages
 
     def __post_init__(self) -> None:
@@ -21,15 +21,15 @@ class SftExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenTokens:
-    """What the learner saw of one row's N sampled tokens, in the forward pass of its update."""
+    """The learner's statistics of one row's N sampled tokens, from the forward pass of its update."""
 
     entropies: NDArray[np.float32]  # [N] of the distribution that the token was drawn from, nats
-    logprob_diffs: NDArray[np.float32]  # [N] its log-prob before the update, less the engine's at sampling
+    logprob_diffs: NDArray[np.float32]  # [N] log-prob before the update minus the engine's at sampling
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that the learner did not train on, and why."""
+    """A row that the learner did not train on, with the reason."""
 
     rollout_id: str
     reason: str
@@ -37,12 +37,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What one update did, over all ranks."""
+    """The result of one update, over all ranks."""
 
-    applied: bool  # False: nothing to train on, or a loss or gradient that is not finite; the weights are unchanged
-    reason: str  # why it was not applied, or not all of it
+    applied: bool  # False: no rows, or a loss or gradient that is not finite; the weights are unchanged
+    reason: str  # why it was not, or only partly, applied
     step: int  # optimizer steps applied so far
     metrics: Mapping[str, float]  # by the names of rstar_ray/telemetry/registry.py
-    bad_updates: int = 0  # the newest ones that were not finite, in a row
-    refused: tuple[int, ...] = ()  # those not applied, of a call's several updates by number; the others were
-    left_out: tuple[LeftOut, ...] = ()  # of the rows handed in
+    bad_updates: int = 0  # newest updates in a row that were not finite
+    refused: tuple[int, ...] = ()  # of several updates in one call, the indices of those not applied
+    left_out: tuple[LeftOut, ...] = ()  # of the rows in the call

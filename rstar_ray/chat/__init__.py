@@ -1,1 +1,1 @@
-"""Between text and tokens: prompts, tool calls and their answers, by the model's own template."""
+"""Text to tokens and back: prompts, tool calls and their results, by the model's own template."""

@@ -31,7 +31,7 @@ OPEN, CLOSE = "⟦", "⟧"
 
 @dataclass(frozen=True)
 class Options:
-    """What `python -m rstar_ray.chat` is asked."""
+    """Options of `python -m rstar_ray.chat`."""
 
     model: Annotated[str, tyro.conf.Positional]
     """a folder, or a hub's id"""
@@ -39,7 +39,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print all there is to say of a model's chat; 0 where it fits."""
+    """Print a model's chat format; exit status 0 where everything fits."""
     try:
         options = options_of(Options, argv, program="python -m rstar_ray.chat", description=__doc__)
         folder = local_folder(options.model, weights=False)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
-    """The lines for a person."""
+    """The output, line by line."""
     profile, template = chat.profile, chat.profile.template
     yield f"model             {folder}"
     yield f"template          {profile.template_source}"
@@ -90,14 +90,14 @@ def _thinks(chat: TokenizerChat) -> str:
         "prefilled": f"in {profile.thought.opens}, which the prompt opens",
         "may": f"in {profile.thought.opens} where it likes to",
         "off": f"no: the prompt closes {profile.thought.opens}",
-        "no": f"as far as one sees no; {profile.thought.opens} is looked for all the same",
+        "no": f"not by the template; {profile.thought.opens} is recognised anyway",
     }[profile.thinks]
     held = "; calls inside it count" if profile.thought.holds_calls else "; calls and answers inside it do not count"
     return said + held + ("; --chat.thinking switches" if profile.has_thinking_switch else "")
 
 
 def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """What does not fit together without stopping the run, and what to do."""
+    """Misfits that do not stop a run, and how to fix them."""
     profile, tokenizer = chat.profile, chat.tokenizer
     asked = chat.decode(chat.prompt_ids(Problem(id="", problem="x", answer="")))
     end = profile.answer_end.strip()

@@ -23,9 +23,9 @@ class Answer:
 
     content: str
     reasoning: str
-    calls: tuple[WrittenCall, ...] = ()  # those that can be read
-    unreadable: tuple[str, ...] = ()  # of the others, why not
-    num_tokens: int  # of the completion that count: up to the one that completed a stop string
+    calls: tuple[WrittenCall, ...] = ()  # the calls that could be parsed
+    unreadable: tuple[str, ...] = ()  # parse errors of the other calls
+    num_tokens: int  # counted tokens of the completion: up to the one that completed a stop string
     stopped_by: str = ""  # the stop string that ended it
 
 
@@ -65,7 +65,7 @@ class AnswerReader:
         self.stopped_by = ""  # the stop string that has come
 
     def feed(self, token_ids: Sequence[int]) -> list[Piece]:
-        """What can be shown now. Tokens after a stop string are ignored."""
+        """The text that can be shown now. Tokens after a stop string are ignored."""
         for token in [[one] for one in token_ids] if self._stop else [list(token_ids)]:
             if self.stopped_by:
                 break
@@ -151,7 +151,7 @@ class AnswerReader:
 
 
 def inside_thought(chat: TokenizerChat, prompt_ids: Sequence[int]) -> bool:
-    """Whether a prompt ends with a thought that it has opened."""
+    """Whether a prompt ends inside an open thought."""
     opens = chat.profile.thought.opens
     text = chat.decode(prompt_ids[-2 * len(opens) - 8 :])
     return re.sub(r"\s+\Z", "", text).endswith(opens)
@@ -167,7 +167,7 @@ class TextOfTokens:
         self._shown = 0  # characters of the text of both
 
     def after(self, piece: Sequence[int]) -> str:
-        """What follows the text so far. An incomplete character waits for its last token."""
+        """The text that these tokens add. An incomplete character waits for its last token."""
         if not piece:
             return ""
         self._pending += piece

@@ -1,11 +1,11 @@
-"""How the families of chat models write a tool call as text, and how such text is read back.
+"""Tool calls as text, in the formats of several families of chat models: writing and parsing.
 
-A syntax reads every call of a completion, in order. Text that should be a call and cannot be read is still a call, with
-its error, so that the model receives the reason. A call between backticks is a quotation, not a call. A call in a code
-fence counts only where the fence ends the turn (`WrittenCall.fenced`).
+A syntax parses every call of a completion, in order. A malformed call is still a call, with its error, so that
+the model receives the reason. A call between backticks is a quotation, not a call. A call in a code fence
+counts only where the fence ends the turn (`WrittenCall.fenced`).
 
-A model may write anything, also by accident. Every reader takes time proportional to the length of the text: it goes
-from left to right, and no regular expression here can match the same characters in more than one way.
+A model may write anything. Every parser takes time proportional to the length of the text: it reads from left
+to right, and no regular expression here can match the same characters in more than one way.
 """
 
 import json
@@ -20,11 +20,11 @@ from rstar_ray.chat.scan import SPACES, Scan, past
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call as it stands in the text, before it is checked against the tools in use."""
+    """A parsed call, before it is checked against the tools in use."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    error: str | None = None  # why it could not be read
+    error: str | None = None  # parse error
     fenced: bool = False  # in a code fence at the end of the turn: a call only if it can be read and its tool is known
 
 
@@ -35,11 +35,11 @@ class CallSyntax(Protocol):
     def name(self) -> str: ...
     @property
     def typed(self) -> bool:
-        """Arguments come as JSON values; otherwise all of them are text, and the tool's schema has to say more."""
+        """Arguments are JSON values; otherwise all are text, and the tool's schema gives their types."""
         ...
 
     def attempts(self, text: str) -> bool:
-        """Whether the text holds what begins a call; far cheaper than `read`."""
+        """Whether the text contains the beginning of a call; far cheaper than `read`."""
         ...
 
     def read(self, text: str) -> list[WrittenCall]: ...
@@ -47,7 +47,7 @@ class CallSyntax(Protocol):
 
 
 class _Unreadable(ValueError):
-    """Why the text between two markers is no call."""
+    """Why the text between two markers is not a call."""
 
 
 def _json_call(body: str, arguments_key: str = "arguments") -> WrittenCall:
@@ -90,7 +90,7 @@ def _json_text(value: object) -> str:
 
 
 WholeFn = Callable[[Scan, int], int | None]
-"""Of a well-formed call whose inside begins at a position: where its closing marker begins."""
+"""For a well-formed call whose body begins at a position: where its closing marker begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What stands between two markers, and where."""
+    """The text between two markers, with its position."""
 
     call: WrittenCall
     start: int
@@ -154,7 +154,9 @@ class _Found:
 
 
 def _tries_a_call(text: str, start: int, inside: int, until: int) -> bool:
-    """Rather than prose that names the marker: it begins a line, or nothing follows, or what calls begin with."""
+    """Whether it is a call rather than prose that names the marker: it begins a line, or nothing follows, or
+    its body begins as calls do.
+    """
     before = start - 1
     while before >= 0 and text[before] != "\n" and text[before].isspace():
         before -= 1
@@ -165,7 +167,7 @@ def _tries_a_call(text: str, start: int, inside: int, until: int) -> bool:
 
 
 def _made(text: str, found: Sequence[_Found]) -> list[WrittenCall]:
-    """The calls that the text makes: without those it only quotes, and with `fenced` where a fence ends the turn."""
+    """The calls of the text without quoted ones; with `fenced`, those in a fence that ends the turn."""
     fences = _fences(text) if found else []
     made: list[WrittenCall] = []
     ends_turn = True  # what follows the call is blank, a fence, or another call of which this is true
@@ -198,7 +200,7 @@ def _fences(text: str) -> list[int]:
 
 
 def _only_fences(text: str) -> bool:
-    """Nothing but blanks and lines that open or close a code fence."""
+    """Only blanks and lines that open or close a code fence."""
     return all(not line or line.startswith("```") for line in map(str.strip, text.split("\n")))
 
 
@@ -414,7 +416,7 @@ class LlamaJson:
 
 
 def _json_values(text: str) -> list[str]:
-    """The JSON values of a text, `;` between them; what cannot be read is one more, to the end."""
+    """The JSON values of a text, separated by `;`; an unparsable rest is one more value, to the end."""
     parts: list[str] = []
     position = past(_JSON_SPACES, text, 0)
     while position < len(text):
@@ -432,7 +434,7 @@ def _json_values(text: str) -> list[str]:
 
 
 MISTRAL_MARKER = "[TOOL_CALLS]"
-"""What stands between the words of a turn and its calls."""
+"""The text between a turn's words and its calls."""
 
 
 @dataclass(frozen=True, slots=True)

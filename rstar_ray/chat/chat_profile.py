@@ -1,4 +1,4 @@
-"""What is known of a model's way to talk, once its template, tokenizer and generation config have been looked at."""
+"""The chat format of a model, as found from its template, tokenizer and generation config."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,11 +6,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What a model puts around what it thinks before it speaks."""
+    """The markers around a model's reasoning."""
 
     opens: str
     closes: str
-    holds_calls: bool = False  # rStar2's `<reason>`: its calls are made, and an answer ends one that is never closed
+    holds_calls: bool = False  # rStar2's `<reason>`: calls inside count, and an answer ends an unclosed one
 
 
 THOUGHTS = (
@@ -20,12 +20,12 @@ THOUGHTS = (
     Thought("<seed:think>", "</seed:think>"),
     Thought("<thought>", "</thought>"),
 )
-"""Known ways; the first is looked for in every model's text, whatever its template says."""
+"""Known markers; the first is looked for in every model's text, whatever its template says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a template writes around somebody's words, and what it does to them."""
+    """The text that a template writes around a message, and how it changes the message."""
 
     head: str
     tail: str
@@ -33,7 +33,7 @@ class Frame:
     quotes: bool = False  # the words are written as a JSON string
 
     def words(self, text: str) -> str:
-        """As the template would write them."""
+        """The message as the template would write it."""
         import json
 
         text = text.strip() if self.trims else text
@@ -42,7 +42,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template does with what it is given, found by rendering."""
+    """How a template treats its inputs, found by rendering."""
 
     has_system: bool  # otherwise a system text is put before the first question
     shows_tools: bool  # otherwise they are described in the system text
@@ -59,15 +59,15 @@ class ChatProfile:
 
     template: TemplateFacts
     template_source: str  # "the tokenizer's own", or a file
-    opening: str  # what stands between the last message and what is sampled
-    answer_end: str  # what ends an assistant's turn
-    call_end: str  # what ends one that calls a tool; the same nearly everywhere
+    opening: str  # text between the last message and the completion
+    answer_end: str  # text that ends an assistant's turn
+    call_end: str  # text that ends a turn with a call; usually the same
     stop_tokens: tuple[tuple[int, str], ...]  # (id, text): any of them ends a completion
     syntax: str  # of calls: a name in `SYNTAXES`, or "vllm:<name of a vLLM tool parser>"
     thought: Thought
-    thinks: Literal["prefilled", "may", "off", "no"]  # where a thought begins: opened for it, by itself, closed for it
+    thinks: Literal["prefilled", "may", "off", "no"]  # the prompt opens a thought, the model may, the prompt closes it
     has_thinking_switch: bool
-    prefill: str = ""  # of `opening`, what belongs to the turn that is sampled: an opened thought
+    prefill: str = ""  # the part of `opening` that belongs to the sampled turn: an opened thought
     tool_frame: Frame = Frame("", "")  # around a turn's results
     tool_separator: str = ""  # between two of them
 

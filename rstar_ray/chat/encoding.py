@@ -1,7 +1,7 @@
-"""Parts of a text as the tokens that they are inside of it.
+"""Tokenizes a text part by part, with the same tokens as the whole text.
 
-Tokenizers of sentencepiece's making put a space before whatever they are given. Prompts, results and conversations are
-tokenized part by part (a part may be foreign, or have a loss), and only the first part of a text begins one.
+SentencePiece tokenizers put a space before every input. Prompts, results and conversations are tokenized part
+by part (a part may be foreign, or have a loss), and only the first part begins a text.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any
 
 SENTINELS = ("\n", "\u2402", ".", "x")
-"""One of them stands before a part that begins no text, while it is tokenized."""
+"""Put before a part that does not begin the text, while it is tokenized."""
 
 
 class Encoder:
-    """One tokenizer; no token but those of the text itself is added, such as a beginning of sequence."""
+    """One tokenizer; it adds no token to the text, such as a beginning of sequence."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +28,7 @@ class Encoder:
         return self.encode_all([text], after=[after], plain=plain)[0]
 
     def encode_all(self, texts: Sequence[str], *, after: Sequence[str], plain: bool = False) -> list[list[int]]:
-        """Each of `texts` where it follows the one of `after`."""
+        """The tokens of each of `texts`, where it follows the matching text of `after`."""
         if not self.puts_space_first or not texts:
             return self._encode(texts, plain=plain)
         held = [bool(text) and self._continues(before) for text, before in zip(texts, after, strict=True)]
@@ -53,7 +53,7 @@ class Encoder:
         return bool(before) and not (self._after_specials and before.endswith(self._specials))
 
     def _find_sentinel(self) -> tuple[str, list[int]]:
-        """The first that stays apart from what follows."""
+        """The first prefix that is tokenized separately from the text after it."""
         unknown = self._tokenizer.unk_token_id
         for sentinel in SENTINELS:
             alone, followed = self._encode([sentinel, sentinel + "a"])

@@ -9,13 +9,14 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 OTHER = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 REACH_S = 10.0
-"""Longest the hub may take to answer whether it has something newer."""
+"""Longest wait for the hub's answer on whether it has a newer version."""
 
 
 def local_folder(model: str, *, weights: bool = True) -> Path:
-    """The folder of a model that is named by its path or by its id on the hub; what is not here yet is fetched.
+    """The folder of a model given by path or by hub id; a model that is not cached is downloaded.
 
-    Raises `ConfigError` in one line where there is no such folder or model, or no network to fetch it by.
+    Raises `ConfigError` in one line where no such folder or model exists, or where there is no network to
+    download it.
     """
     folder = Path(model).expanduser()
     if folder.exists() or not HUB_ID.fullmatch(model):
@@ -46,7 +47,7 @@ def _fetched(model: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=patterns, etag_timeout=REACH_S))
     except GatedRepoError as gated:
-        raise ConfigError("--model", f"{model} is given to those alone who asked for it", "see its page") from gated
+        raise ConfigError("--model", f"{model} is gated: its owner has to grant access", "see its page") from gated
     except RepositoryNotFoundError as missing:
         raise ConfigError(
             "--model", f"{model} is not a folder, and the hub has no such model", "mind the name"

@@ -1,4 +1,6 @@
-"""What a model that was not taught its task is told before each problem: which tools there are, and how it answers."""
+"""The instructions before each problem for a model that was not fine-tuned on the task: the tools and the
+answer format.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,14 +10,16 @@ from rstar_ray.tools.spec import ToolSpec
 
 
 def system_text(config: ChatConfig, tools: Sequence[ToolSpec], *, instruct: bool) -> str:
-    """What stands before a problem or a conversation; empty is nothing. `instruct` is for what no SFT has taught."""
+    """The text before a problem or a conversation; may be empty. `instruct` is for models without SFT on the task."""
     if config.system == "none":
         return ""
     return config.system or (instructions(tools) if instruct else "")
 
 
 def opened(messages: Sequence[Mapping[str, Any]], system: str, before: str) -> list[Mapping[str, Any]]:
-    """A conversation begun as a problem is: `before` in its first question, `system` first unless it brings its own."""
+    """The conversation as a problem would begin it: `before` in its first question, `system` first unless it
+    has a system message.
+    """
     told = list(messages)
     first = next((number for number, message in enumerate(told) if message["role"] == "user"), None)
     if before and first is not None:

@@ -1,6 +1,6 @@
-"""A model's folder as far as its chat goes: checked before anything starts, written where a policy is exported.
+"""The chat format of a model folder: checked before anything starts, and written where a policy is exported.
 
-torch and vLLM stay out: only the tokenizer and the small JSON files are looked at.
+torch and vLLM are not imported: only the tokenizer and small JSON files are read.
 """
 
 import json
@@ -37,10 +37,11 @@ def load_chat(
     tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
     syntax_of: SyntaxOf | None = None,
 ) -> TokenizerChat:
-    """The chat of the model in `folder`; raises `ConfigError` in one line for what does not fit, with the fix.
+    """The chat format of the model in `folder`; raises `ConfigError` in one line, with the fix, for what does
+    not fit.
 
-    `instruct` puts the tools' schemas and the answer format before the problem. `syntax_of` is asked for a parser of
-    vLLM's; without it such calls are not read, which those who only write prompts need not.
+    `instruct` puts the tools' schemas and the answer format before the problem. `syntax_of` makes a parser of
+    vLLM's; without it such calls are not parsed, which is enough to write prompts.
     """
     tokenizer = load_tokenizer(folder)
     _refuse_other_vocabulary(tokenizer, folder)
@@ -57,7 +58,7 @@ def configured_chat(
     tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
     syntax_of: SyntaxOf | None = None,
 ) -> TokenizerChat:
-    """As `load_chat`, of a tokenizer at hand; `generation` is what generation_config.json would hold."""
+    """Like `load_chat`, for a loaded tokenizer; `generation` is the content of generation_config.json."""
     tools = [python_tool(config) if tool.runs == "python" else tool for tool in tools]
     config = with_protocol(config)
     if config.template:
@@ -81,7 +82,7 @@ def configured_chat(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer; raises `ConfigError` where there is none that can be read."""
+    """The folder's tokenizer; raises `ConfigError` where it is missing or cannot be read."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError("--model", f"{folder} has no tokenizer", "copy the model's tokenizer files there")
     from transformers import AutoTokenizer
@@ -95,9 +96,10 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
-    """Let whoever serves the exported policy stop and talk as it was trained: stop tokens and template.
+    """Write stop tokens and template into the folder of an exported policy, so that others serve it as it was
+    trained.
 
-    Returns the files that it wrote.
+    Returns the written files.
     """
     generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     write_json(folder / GENERATION, {**generation, "eos_token_id": list(chat.profile.stop_token_ids)})
@@ -106,7 +108,7 @@ def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
 
 
 def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:
-    """A token that the model has no row for would end the run at its first use."""
+    """Refuse a token without a row in the model's embedding: its first use would end the run."""
     config = _json(folder / "config.json")
     part = config.get("text_config")
     size = (cast(dict[str, Any], part) if isinstance(part, dict) and part else config).get("vocab_size")

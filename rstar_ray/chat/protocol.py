@@ -27,13 +27,13 @@ execute_python_code_with_standard_io and adds a "return" field; the released cod
 
 
 def with_protocol(config: ChatConfig) -> ChatConfig:
-    """The settings with those of their protocol where they leave a choice."""
+    """The settings, with the protocol's values where they are left open."""
     chosen = PROTOCOLS[config.protocol]
     return replace(config, **{name: value for name, value in chosen.items() if not getattr(config, name)})
 
 
 def python_tool(config: ChatConfig) -> ToolSpec:
-    """The built-in tool as this model sees it. Raises `ConfigError` for a schema file that does not describe it."""
+    """The built-in tool as the model sees it. Raises `ConfigError` for a schema file that does not describe it."""
     path = with_protocol(config).tool_schema
     return with_schema(PYTHON_TOOL, read_schema(path)) if path else PYTHON_TOOL
 

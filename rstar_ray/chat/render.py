@@ -1,6 +1,6 @@
-"""A conversation as the model's template writes it, in a form that the template understands.
+"""A conversation rendered by the model's template, in a form that the template supports.
 
-Where a template knows no system role, no tools, no calls or no results of tools, these are put into what it knows.
+Where a template has no system role, tools, calls or tool results, their text goes into a supported message.
 """
 
 import json
@@ -25,7 +25,7 @@ Call one like this:
 RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
 RESULT_SEPARATOR = "\n"
 CALL_ID = "call00001"
-"""Of every call and its result, for templates that want one: nine letters and digits, as Mistral's ask for."""
+"""The id of every call and its result, for templates that require one: nine letters and digits, as Mistral's do."""
 
 
 class Renderer:
@@ -47,7 +47,7 @@ class Renderer:
         self._switches = dict(switches or {})
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, opens: bool) -> str:
-        """The text of a conversation; with `opens` up to where the assistant continues."""
+        """The text of a conversation; with `opens`, up to where the assistant continues."""
         written = self._written(messages, tools)
         shown = list(tools) if tools and self._facts.shows_tools else None
         text = self._tokenizer.apply_chat_template(
@@ -95,7 +95,7 @@ class Renderer:
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Each result with the name of the tool that was called for it, which some templates write."""
+    """Each result with the name of its tool, which some templates write."""
     named: list[Message] = []
     called: list[str] = []
     for message in messages:
@@ -114,7 +114,7 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _results_as_users(messages: Sequence[Message]) -> list[Message]:
-    """The results of one turn in one message of the user."""
+    """The results of one turn in one user message."""
     adapted: list[Message] = []
     follows = False
     for message in messages:

@@ -1,7 +1,7 @@
-"""How a model talks: found once, from its template, its tokenizer and its generation config together.
+"""Finds a model's chat format once, from its template, tokenizer and generation config.
 
-Everything is found by rendering small conversations and looking at what the template made of them. What does not fit
-is a `ConfigError` with the fix, before anything starts.
+Everything is found by rendering small conversations and looking at the result. What does not fit is a
+`ConfigError` with the fix, before anything starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def resolve(tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -
     `generation` is generation_config.json, for its `eos_token_id`. The template is `tokenizer.chat_template`.
     """
     named = getattr(tokenizer, "chat_template", None)
-    if isinstance(named, dict):  # several, by what they are for: transformers takes these two by itself
+    if isinstance(named, dict):  # several named templates: transformers chooses between these two itself
         several = cast(dict[str, str], named)
         tokenizer.chat_template = several.get("tool_use") or several.get("default")
         if not tokenizer.chat_template:
@@ -70,7 +70,7 @@ VLLM_PARSERS = {
     "<|action_start|>": "internlm",
     "<tool_calls>": "hunyuan_a13b",
 }
-"""Of some families whose calls are not read here: what their calls begin with, and vLLM's parser of them."""
+"""For some families whose calls are not parsed here: the beginning of their calls, and vLLM's parser for them."""
 
 
 def for_tools(profile: ChatProfile, names: Sequence[str]) -> ChatProfile:
@@ -90,7 +90,7 @@ def for_tools(profile: ChatProfile, names: Sequence[str]) -> ChatProfile:
 
 
 def thinking_switches(thinking: str) -> dict[str, bool]:
-    """What a template is told, under the names in use."""
+    """The schemas that a template receives, under the names in use."""
     return {} if thinking == "auto" else {"enable_thinking": thinking == "on", "thinking": thinking == "on"}
 
 
@@ -145,10 +145,10 @@ class _TemplateProbe:
         return renderer.render(messages, [PROBE_TOOL] if tools else None, opens=opens)
 
     def _rendered(self, *messages: Message, facts: TemplateFacts, tools: bool = False) -> str:
-        """Empty where the template refuses."""
+        """Empty where the template raises."""
         try:
             return self._render(*messages, tools=tools, facts=facts)
-        except Exception:  # a template may raise anything
+        except Exception:  # a template may raise any exception
             return ""
 
     # -- how a turn begins --------------------------------------------------------------------------------------------
@@ -173,12 +173,12 @@ class _TemplateProbe:
         return opening
 
     def _opened_by_the_question(self, closed: str) -> bool:
-        """Whether the assistant's words follow at once, as behind `[/INST]`."""
+        """Whether the assistant's words follow immediately, as after `[/INST]`."""
         head, found, _ = self._rendered(_user(), _said(SAID), facts=self._facts).partition(SAID)
         return bool(found) and head.rstrip() == closed.rstrip()
 
     def _whole(self, text: str, position: int) -> int:
-        """`position`, or where the token begins that it would cut."""
+        """`position`, or the beginning of the token that it would cut."""
         ends = ((text.rfind(token, 0, position + len(token) - 1), len(token)) for token in self._added)
         return min((at for at, length in ends if 0 <= at < position < at + length), default=position)
 
@@ -230,7 +230,9 @@ class _TemplateProbe:
         return facts
 
     def _find_call_facts(self, facts: TemplateFacts) -> TemplateFacts:
-        """How calls reach the text: as objects, with arguments as text, with an id, or as the assistant's words."""
+        """How calls are passed to the template: as objects, with arguments as text, with an id, or as the
+        assistant's words.
+        """
         for asked in _CALLS_MAY_WANT:
             candidate = replace(facts, **asked)
             if PROBE_NAME in self._rendered(_user(), _calling(), _result(RESULT), facts=candidate):
@@ -242,7 +244,7 @@ class _TemplateProbe:
         return replace(facts, writes_calls=False)
 
     def _find_syntax(self, answer_end: str) -> str:
-        """The one that reads back what the template writes, or the one asked for."""
+        """The syntax that parses what the template writes, or the configured one."""
         asked = self._config.parser
         if asked.startswith("vllm:"):
             return asked
@@ -278,7 +280,7 @@ class _TemplateProbe:
 
     # -- how a turn ends ----------------------------------------------------------------------------------------------
     def _answer_end(self) -> str:
-        """What follows the assistant's last word: blanks, and the one token that ends its turn."""
+        """The text after the assistant's last word: blanks, and the one token that ends the turn."""
         try:
             rendered = self._render(_user(), _said(SAID), {"role": "user", "content": "and now"})
         except Exception as error:
@@ -316,7 +318,9 @@ class _TemplateProbe:
         return ids[0]
 
     def _stop_tokens(self, answer_end: str) -> dict[int, str]:
-        """By id: the end of a turn, what generation_config names, the tokenizer's own end, and what was asked for."""
+        """Stop tokens by id: end of turn, those of generation_config, the tokenizer's end token, and the
+        configured ones.
+        """
         named = self._generation.get("eos_token_id")
         ids = [named] if isinstance(named, int) else list(cast(list[int], named or []))
         own = self._tokenizer.eos_token_id
@@ -325,7 +329,9 @@ class _TemplateProbe:
         return {token_id: str(self._tokenizer.convert_ids_to_tokens(token_id)) for token_id in ids}
 
     def _tool_frame(self, answer_end: str, stops: Mapping[int, str]) -> tuple[str, Frame, str]:
-        """What ends a turn that calls, the frame of its results until the policy continues, what is between two."""
+        """The end of a turn with calls, the frame of its results until the policy continues, and the text
+        between two results.
+        """
         padded = f" \n{RESULT}\n "
         try:
             rendered = self._render(_user(), _calling(), _result(padded), _result(SECOND), opens=True)
@@ -360,7 +366,7 @@ class _TemplateProbe:
 
 
 def _shared(one: str, other: str) -> int:
-    """Characters at the beginning that both have."""
+    """The common prefix of both."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

@@ -1,4 +1,4 @@
-"""A turn as it is written, for somebody who watches: what is thought and what is said; calls are kept back."""
+"""A turn as it is streamed to a user: reasoning and content; calls are held back."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -51,16 +51,18 @@ class PieceKind(StrEnum):
 
 
 class Streamed:
-    """Cuts growing text at the markers of thoughts and calls, wherever the pieces it comes in end."""
+    """Splits growing text at the markers of thoughts and calls, wherever the pieces end."""
 
     def __init__(self, thought: Thought, *, inside: bool, call_markers: Sequence[tuple[str, str]] = ()) -> None:
-        """`inside`: the prompt has opened a thought. `call_markers`: (opening, closing) of what is kept back."""
+        """`inside`: the prompt has opened a thought. `call_markers`: (opening, closing) markers of calls, which
+        are held back.
+        """
         self._thought = thought
         self._calls = dict(call_markers)
         self._inside = inside
-        self._until = ""  # what closes the call that is being written
-        self._kept = ""  # of the text so far: perhaps the beginning of a marker
-        self.call_texts: list[str] = []  # of each call so far, markers included; the last one may be unfinished
+        self._until = ""  # closing marker of the unfinished call
+        self._kept = ""  # end of the text so far: may be the beginning of a marker
+        self.call_texts: list[str] = []  # text of each call so far, with markers; the last may be unfinished
 
     def feed(self, text: str) -> Iterator[tuple[PieceKind, str]]:
         """What can be shown now that `text` has come."""

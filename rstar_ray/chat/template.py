@@ -1,6 +1,6 @@
-"""Between text and tokens: the prompt, the tool's answers, and reading what the policy wrote.
+"""Text to tokens and back: the prompt, tool results, and parsing of what the policy wrote.
 
-What the policy sampled is decoded for reading only, never encoded again.
+Sampled tokens are only decoded, never encoded again.
 """
 
 import json
@@ -24,20 +24,20 @@ from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 _MARK = "\u2402rstar\u2403"
 _MAX_CONTINUATIONS = 256
 _WORDS = "words"
-"""Stands for what somebody said: whatever it is, it is no control token."""
+"""Placeholder for a message: no message is ever encoded as a control token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the policy wrote in one turn."""
+    """One completion as text."""
 
-    text: str  # all of it, special tokens left in, the one that ended the turn apart
-    spoken: str  # without what it only thought
+    text: str  # the whole text with special tokens, except the one that ended the turn
+    spoken: str  # without reasoning
     calls: tuple[ToolCall, ...] = ()
 
 
 class ChatFormat(Protocol):
-    """What the agent loop needs of a chat model's text format."""
+    """The agent loop's view of a chat model's text format."""
 
     def prompt_ids(self, problem: Problem) -> list[int]: ...
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]: ...
@@ -84,7 +84,9 @@ class TokenizerChat:
         self._answer_tail = encode(frame.tail, after=_WORDS)
         self._answer_separator = encode(profile.tool_separator, after=_WORDS)
         control = [re.escape(str(token)) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.control_tokens = re.compile("|".join(control) or r"(?!)")  # whatever they spell, foreign words hold none
+        self.control_tokens = re.compile(
+            "|".join(control) or r"(?!)"
+        )  # foreign text never contains them, whatever it spells
         self._thinks_after_tools = frame.tail.rstrip().endswith(profile.thought.opens)
 
     @property
@@ -100,7 +102,7 @@ class TokenizerChat:
         ]
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
-        """All answers of one turn, up to where the policy continues."""
+        """The tokens of all results of one turn, up to where the policy continues."""
         return self._tool_text_ids([result.text for result in results])
 
     def _tool_text_ids(self, texts: Sequence[str]) -> list[int]:
@@ -112,13 +114,13 @@ class TokenizerChat:
         return ids + self._answer_tail
 
     def user_answer_ids(self, text: str) -> list[int]:
-        """What the other side says to a turn, up to where the policy continues."""
+        """The tokens of the other side's reply, up to where the policy continues."""
         head, tail = self._user_frame()
         opened = self.encoder.encode(head, after=self.profile.answer_end)
         return [*opened, *self._words(text, after=head), *self.encoder.encode(tail, after=_WORDS)]
 
     def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
-        """One completion as text, as what of it was said, and its calls."""
+        """One completion as text, without its reasoning, and with its calls."""
         stops = self.profile.stop_token_ids
         said = list(token_ids[:-1] if token_ids and token_ids[-1] in stops else token_ids)
         text = self.decode(said)
@@ -127,14 +129,17 @@ class TokenizerChat:
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
     def conversation_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A whole conversation up to where the policy continues; what was said spells no control token. Raises
-        `ValueError` where the template refuses it.
+        """A whole conversation up to where the policy continues; messages never become control tokens.
+
+        Raises `ValueError` where the template refuses it.
         """
         return self._rendered_ids(opened(messages, self._system, self._before), self._told)
 
     def request_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """As `conversation_ids`, with a client's own system text and tools. Tools are shown where the policy is shown
-        any: one that was taught its tools by examples was not.
+        """Like `conversation_ids`, with a client's own system text and tools.
+
+        Tools are shown only where the policy sees schemas at all: a policy that learned its tools from examples
+        does not.
         """
         return self._rendered_ids(messages, list(tools) or None if self.shows_tools else None)
 
@@ -174,7 +179,7 @@ class TokenizerChat:
                 raise ValueError(f"message {number} spells a control token of the model in its reasoning or its calls")
         try:
             text = self.renderer.render(marked, tools, opens=True)
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # a template may raise any exception
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         parts = re.split(f"({'|'.join(map(re.escape, spelled))})", text) if spelled else [text]
         ids: list[int] = []
@@ -186,26 +191,26 @@ class TokenizerChat:
         return ids
 
     def as_content(self, reading: Reading, *, after_tools: bool) -> str:
-        """A turn as a message of the conversation keeps it, with the thought that the prompt had opened."""
+        """A turn as a message of the conversation, with the thought that the prompt had opened."""
         inside = self.begins_inside_thought(after_tools=after_tools)
         opened = self.profile.prefill or f"{self.profile.thought.opens}\n"
         return (opened if inside else "") + reading.text
 
     def begins_inside_thought(self, *, after_tools: bool) -> bool:
-        """Whether the prompt has opened a thought for the policy."""
+        """Whether the prompt opens a thought for the policy."""
         return self._thinks_after_tools if after_tools else bool(self.profile.prefill)
 
     @property
     def call_markers(self) -> list[tuple[str, str]]:
-        """What opens and closes a call, where the syntax has such markers."""
+        """The opening and closing markers of a call, where the syntax has such markers."""
         return [(self.syntax.opens, self.syntax.closes)] if isinstance(self.syntax, Marked) else []
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """With special tokens: in some families they are what marks a call."""
+        """Decoded with special tokens: in some families they mark a call."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _prompt_frame(self) -> Frame:
-        """What the template writes around a problem, found by rendering one."""
+        """The text that the template writes around a problem, found by rendering one."""
         messages = [{"role": "user", "content": f" \n{_MARK}\n "}]
         if self._system:
             messages.insert(0, {"role": "system", "content": self._system})
@@ -215,7 +220,7 @@ class TokenizerChat:
         return Frame(head, tail, trims=True)
 
     def _user_frame(self) -> tuple[str, str]:
-        """What the template writes around a second message of the user, after what ended the turn before."""
+        """The text that the template writes around a second user message, after the end of the previous turn."""
         said = f"a{_MARK}"
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
         rendered = self.renderer.render([*messages, {"role": "user", "content": _MARK}], None, opens=True)
@@ -223,7 +228,7 @@ class TokenizerChat:
         return between.partition(self.profile.answer_end)[2], tail
 
     def _continuation(self, called: tuple[str, ...], roles: tuple[str, ...]) -> tuple[str, Sequence[Frame]]:
-        """The text before the first message's words, and of each message a `Frame` whose tail follows its words."""
+        """The text before the first message's words, and for each message a `Frame` whose tail follows its words."""
         if (called, roles) not in self._continuations:
             if len(self._continuations) >= _MAX_CONTINUATIONS:
                 self._continuations.clear()
@@ -239,7 +244,7 @@ class TokenizerChat:
         new = [{"role": role, "content": f"{pad}{_MARK}{pad[::-1]}"} for role, pad in zip(roles, padding, strict=True)]
         try:
             text = self.renderer.render([{"role": "user", "content": "q"}, said, *new], None, opens=True)
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # a template may raise any exception
             raise ValueError(f"the chat template refuses these messages after a turn: {error}") from error
         parts = text.split(_MARK)
         _, found, after = parts[0].rpartition(SAID)
@@ -251,7 +256,7 @@ class TokenizerChat:
         return _framed(parts, roles, self.profile.tool_frame)
 
     def _words(self, text: str, *, after: str) -> list[int]:
-        """Foreign text: whatever it spells, it never becomes a control token."""
+        """Encode foreign text: whatever it spells, it never becomes a control token."""
         return self.encoder.encode(text, after=after, plain=True)
 
 

@@ -1,6 +1,6 @@
-"""From a call as it was written to one that can be run (arXiv:2508.20722 section 3.1).
+"""Checks parsed calls against the tools in use (arXiv:2508.20722 section 3.1).
 
-What cannot be parsed is still a call: it gets its error back as a tool answer and counts as failed.
+A malformed call is still a call: the model receives the error as the result, and the call counts as failed.
 """
 
 from collections.abc import Container, Mapping
@@ -12,15 +12,15 @@ from rstar_ray.trajectory import ToolCall
 
 ONLY_PYTHON = {PYTHON_TOOL.name: PYTHON_TOOL}
 MAX_CHARS = 2**18
-"""Of a turn whose calls are read. Reading happens on the event loop, so its time has to be bounded."""
+"""Longest turn whose calls are parsed. Parsing happens on the event loop, so its time has to be bounded."""
 MAX_CALLS = 1_024
-"""Of a turn: each call gets an answer, and the answers have to be encoded."""
+"""Most calls of a turn: each call gets a result, and the results have to be encoded."""
 
 
 def parse_tool_calls(
     text: str, syntax: CallSyntax = HERMES, tools: Mapping[str, ToolSpec] = ONLY_PYTHON
 ) -> list[ToolCall]:
-    """Every call in `text`, in order; one that cannot be run carries `parse_error`."""
+    """Every call in `text`, in order; one that cannot be run has a `parse_error`."""
     return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in written_calls(text, syntax, tools)]
 
 
@@ -55,7 +55,7 @@ def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec], *, typed_alr
 
 
 def _to_program(call: WrittenCall, tool: ToolSpec) -> ToolCall:
-    """What else is given with a program does no harm."""
+    """Other arguments beside the program are ignored."""
     code, stdin = call.arguments.get("code"), call.arguments.get("input", "")
     if not isinstance(code, str):
         return ToolCall(tool=tool.name, parse_error='"code" is missing or not a string')
