@@ -97,6 +97,7 @@ class ToolResult:
     outcome: Outcome
     text: str
     wall_s: float = 0.0  # issue to result
+    tool: str = ""  # the called tool; empty where no tool in use was called, and for tools that an agent runs
     memory: tuple[str, ToolMemory] | None = None  # of a tool with state: its name, and where the rollout now stands
 
 
@@ -220,6 +221,8 @@ class TrajectorySummary:
     stop_reason: StopReason
     answer: str = ""  # as the policy wrote it; empty without one
     outcomes: tuple[Outcome, ...] = ()
+    tools: tuple[str, ...] = ()  # the tool of each outcome, as in `ToolResult`
+    reward_components: Mapping[str, float] = field(default_factory=dict[str, float])  # as the reward function gave them
     version_tokens: tuple[tuple[int, int], ...] = ()  # weights that sampled, oldest first, and how many tokens
     generate_s: float = 0.0
     tool_s: float = 0.0

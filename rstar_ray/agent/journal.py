@@ -297,7 +297,9 @@ def _continued(state: RolloutState, record: TurnRecord, columns: bytes) -> Rollo
 
 def _turn(saved: dict[str, Any]) -> Turn:
     results = (
-        ToolResult(outcome=Outcome(result["outcome"]), text=result["text"], wall_s=result["wall_s"])
+        ToolResult(
+            outcome=Outcome(result["outcome"]), text=result["text"], wall_s=result["wall_s"], tool=result["tool"]
+        )
         for result in saved["tool_results"]
     )
     return Turn(

@@ -195,7 +195,10 @@ async def play_turn(
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
     results = await answer_calls(reading.calls, execute, most=request.limits.max_calls_per_turn)
     memories = {**state.memories, **dict(result.memory for result in results if result.memory is not None)}
-    results = [replace(result, memory=None) for result in results]
+    results = [
+        replace(result, memory=None, tool="" if call.parse_error else call.tool)
+        for call, result in zip(reading.calls, results, strict=True)
+    ]
     turn = replace(turn, tool_results=tuple(results), tool_s=time.monotonic() - generated_s)
     state = replace(state, turns=(*state.turns, turn), memories=memories)
     return _with_told(state, chat.tool_answer_ids(results))
@@ -348,7 +351,8 @@ def transcript(state: RolloutState, stop_reason: StopReason, chat: ChatFormat) -
 
 def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:
     request, turns = state.request, state.turns
-    outcomes = tuple(result.outcome for turn in turns for result in turn.tool_results)
+    results = [result for turn in turns for result in turn.tool_results]
+    outcomes = tuple(result.outcome for result in results)
     versions = Counter(version for version in state.policy_versions if version >= 0)
     return Trajectory(
         summary=TrajectorySummary(
@@ -370,6 +374,8 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             stop_reason=stop_reason,
             lines=line_sizes(turns, state.loss_mask, len(state.prompt_ids)),
             outcomes=outcomes,
+            tools=tuple(result.tool for result in results),
+            reward_components=judgement.components,
             version_tokens=tuple(sorted(versions.items())),
             generate_s=sum(turn.generate_s for turn in turns),
             tool_s=sum(turn.tool_s for turn in turns),

@@ -219,6 +219,33 @@ def _lines(run: RunRecord) -> list[dict[str, Any]]:
                 "smooth": _nullable(smoothed(values)),
             }
         )
+    return lines + _named_lines(run)
+
+
+def _named_lines(run: RunRecord) -> list[dict[str, Any]]:
+    """A chart for each component of the reward, and for each tool where there are several."""
+    names = dict.fromkeys(name for row in run.steps for name in row)
+    tools = [name for name in names if name.startswith("tool_calls/")]
+    components = [name for name in names if name.startswith("reward_component/")]
+    lines: list[dict[str, Any]] = []
+    for name in [*components, *(tools if len(tools) > 1 else [])]:
+        values = [math.nan if row.get(name) is None else float(row[name]) for row in run.steps]
+        known = [value for value in values if not math.isnan(value)]
+        kind, _, label = name.partition("/")
+        low, high = reward_range(known)
+        lines.append(
+            {
+                "title": f"Reward component: {label}"
+                if kind == "reward_component"
+                else f"Calls of {label} per rollout",
+                "colour": PURPLE if kind == "reward_component" else AMBER,
+                "unit": "plain",
+                "bottom": low,
+                "top": high,
+                "values": _nullable(values),
+                "smooth": _nullable(smoothed(values)),
+            }
+        )
     return lines
 
 

@@ -13,6 +13,7 @@ from rstar_ray.reward.find import Place, as_integer, chosen_letter, find_answer,
 from rstar_ray.reward.maths import Compare, same_mathematics
 from rstar_ray.reward.own_function import OwnReward
 from rstar_ray.reward.reward_calls import read_wanted, same_calls
+from rstar_ray.reward.value import Scored
 from rstar_ray.reward.verifiable import read_instructions, share_followed
 from rstar_ray.trajectory import Problem, Transcript
 
@@ -31,6 +32,7 @@ class Judgement:
     answer: str = field(default="", compare=False)  # as it was written; empty where there is none
     loose: float | None = None  # what it is worth taken loosely, where the problem names a rule of `READ_LOOSELY`
     place: Place | None = field(default="answer", compare=False)  # where the rule reads the answer, see `answer_place`
+    components: Mapping[str, float] = field(default_factory=dict[str, float])  # of a reward function that gave them
 
 
 JudgeFn = Callable[[str, Problem], Awaitable[Judgement]]
@@ -104,7 +106,8 @@ class Retrying:
         self, completion: str, problem: Problem, reward: float, retries: int, loose: float | None = None
     ) -> Judgement:
         answer = find_answer(completion, self._config.place) or ""
-        return Judgement(reward, retries, answer, loose, answer_place(self._config, problem))
+        components = reward.components if isinstance(reward, Scored) else {}
+        return Judgement(reward, retries, answer, loose, answer_place(self._config, problem), components)
 
 
 async def _retried(judge: Callable[[], Awaitable[T]]) -> tuple[T, int]:

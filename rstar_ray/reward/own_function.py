@@ -1,7 +1,8 @@
 """Reward functions of the user, in separate processes: one that hangs is killed, one that raises is reported.
 
 The function is `def reward(completion: str, problem: Problem) -> float`, or takes the whole rollout as a third argument
-(`Transcript`). It returns any finite number. An async function judges several completions at once.
+(`Transcript`). It returns any finite number, or a dict with the number as `reward` and components that are reported
+beside it. An async function judges several completions at once.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from rstar_ray.config import RewardConfig
 from rstar_ray.errors import ConfigError, JudgeError
-from rstar_ray.reward.value import finite
+from rstar_ray.reward.value import Scored, finite
 from rstar_ray.trajectory import Problem, Transcript
 
 START_DEADLINE_S = 60.0
@@ -107,7 +108,11 @@ class OwnReward:
         reward = finite(answer.get("reward"))
         if reward is None:
             raise JudgeError(f"--reward.name {self._name}: gave {answer.get('reward')!r:.80}, not a finite number")
-        return reward
+        components = cast(dict[str, float], answer.get("components", {}))
+        for name, value in components.items():
+            if finite(value) is None:
+                raise JudgeError(f"--reward.name {self._name}: gave {value} as component {name!r}, not a finite number")
+        return Scored(reward, components)
 
 
 class _Process:

@@ -102,7 +102,7 @@ def _judge(function: Callable[..., Any], question: Question) -> Answer:
         value = function(*_without_absent(arguments))
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return {"id": number, "reward": _plain(value)}
+        return {"id": number} | _scored(value)
     except Exception as raised:
         return {"id": number, "error": _in_one_line(raised)}
 
@@ -117,7 +117,7 @@ async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], N
         try:
             async with limit:
                 value = await function(*_without_absent(arguments))
-            say({"id": number, "reward": _plain(value)})
+            say({"id": number} | _scored(value))
         except (Exception, asyncio.CancelledError) as raised:  # a function may cancel itself
             late = isinstance(raised, TimeoutError) and limit.expired()
             say({"id": number, "error": f"no answer within {deadline_s:g} s" if late else _in_one_line(raised)})
@@ -143,6 +143,14 @@ async def _awaited(value: Any) -> Any:
 def _without_absent(arguments: list[Any]) -> list[Any]:
     """The rollout is None where the function does not take it."""
     return arguments[:2] if arguments[2] is None else arguments
+
+
+def _scored(value: Any) -> Answer:
+    """A number, or a dict with the number as `reward` and other components beside it."""
+    if not isinstance(value, dict):
+        return {"reward": _plain(value)}
+    components = {str(name): float(one) for name, one in value.items() if name != "reward"}
+    return {"reward": _plain(value.get("reward")), "components": components}
 
 
 def _plain(value: Any) -> float | bool | str | None:

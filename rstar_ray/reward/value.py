@@ -5,10 +5,22 @@ of a stage); one above 0 is a success for Resample-on-Correct; advantages use th
 """
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 
 SOLVED = 1.0
 """The smallest reward that counts as solved."""
+
+
+class Scored(float):
+    """A reward with the components that a function of the user returned beside it."""
+
+    components: Mapping[str, float]
+
+    def __new__(cls, reward: float, components: Mapping[str, float]) -> "Scored":
+        scored = super().__new__(cls, reward)
+        scored.components = components
+        return scored
 
 
 def finite(value: object) -> float | None:

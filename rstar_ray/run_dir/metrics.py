@@ -117,6 +117,8 @@ def step_metrics(
         "frac_max_turns": _mean([float(summary.stop_reason is StopReason.MAX_TURNS) for summary in summaries]),
         "turns_mean": _mean([summary.num_turns for summary in summaries]),
         "calls_mean": _mean([summary.num_calls for summary in summaries]),
+        **calls_by_tool(summaries),
+        **reward_components(summaries),
         "rollouts": len(summaries),
         "trained_trajectories": len(trained),
         "tokens_generated": tokens_generated,
@@ -150,6 +152,28 @@ def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> 
         "token_age_max": max(tokens),
         **{f"token_age_frac/{age}": count / total for age, count in sorted(tokens.items())},
     }
+
+
+def calls_by_tool(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
+    """For each called tool, calls per rollout and the share of them that failed."""
+    calls, failed = Counter[str](), Counter[str]()
+    for summary in summaries:
+        for tool, outcome in zip(summary.tools, summary.outcomes, strict=False):  # no tools: not recorded
+            calls[tool] += 1
+            failed[tool] += outcome.failed
+    tools = sorted(filter(None, calls))
+    return {f"tool_calls/{tool}": calls[tool] / len(summaries) for tool in tools} | {
+        f"tool_error_rate/{tool}": failed[tool] / calls[tool] for tool in tools
+    }
+
+
+def reward_components(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
+    """The mean of each component over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for summary in summaries:
+        for name, value in summary.reward_components.items():
+            values.setdefault(name, []).append(value)
+    return {f"reward_component/{name}": _mean(found) for name, found in sorted(values.items())}
 
 
 def longest_rollout(summaries: Sequence[TrajectorySummary]) -> dict[str, Any] | None:

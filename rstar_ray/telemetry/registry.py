@@ -83,6 +83,10 @@ def _rollouts(name: str, reduction: Reduction, help: str, unit: str = "", consol
     return _step(name, reduction, help, group="rollouts", unit=unit, console=console)
 
 
+def _by(name: str, label: str, help: str, unit: str = "") -> Metric:
+    return _step(name, Reduction.MEAN, help, group="rollouts", unit=unit, label=label)
+
+
 def _counted(name: str, help: str, unit: str = "", group: str = "rollouts") -> Metric:
     return _step(name, Reduction.SUM, help, group=group, unit=unit, kind=Kind.COUNTER)
 
@@ -129,6 +133,9 @@ STEP_METRICS: tuple[Metric, ...] = (
     ),
     _rollouts("turns_mean", MEAN, "completions per rollout"),
     _rollouts("calls_mean", MEAN, "tool calls per rollout"),
+    _by("tool_calls", "tool", "calls of a tool per rollout"),
+    _by("tool_error_rate", "tool", "failed calls of a tool", unit="fraction"),
+    _by("reward_component", "component", "component of the reward, as the reward function returned it"),
     _rollouts("rollouts", SUM, "rollouts that finished"),
     _rollouts("trained_trajectories", SUM, "trajectories that the update was taken on"),
     _counted("tokens_generated", "tokens sampled by the policy; tool results are not", "tokens"),
@@ -141,7 +148,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     _rollouts("policy_version_max", MAX, "newest weights that sampled a token of the step"),
     _rollouts("token_age_mean", MEAN, "updates that the weights behind a trained token lie behind the learner's"),
     _rollouts("token_age_max", MAX, "the same, largest; at most --staleness times the updates of a step"),
-    _step("token_age_frac", MEAN, "trained tokens by age", group="rollouts", unit="fraction", label="age"),
+    _by("token_age_frac", "age", "trained tokens by age", unit="fraction"),
     # -- wall time of the step; generate, tools and verify share out the rollout phase
     _seconds("step_s", "whole step"),
     _seconds("rollout_s", "first submission to last verified trajectory"),

@@ -59,6 +59,17 @@ def test_a_step_counts_rollouts_groups_and_tokens():
     assert "tool_error_rate_correct" not in metrics(summaries=[replace(one, num_calls=0) for one in summaries]).values
 
 
+def test_calls_are_counted_by_tool_and_components_of_a_reward_are_averaged():
+    first = replace(summary("a", 0, calls=3, failed=1), tools=("search", "search", "python"))
+    second = replace(summary("a", 1, calls=1, failed=1), tools=("",), reward_components={"length": -0.5, "right": 1.0})
+    row = metrics(summaries=[first, replace(second, reward_components={"length": 0.5}), second]).values
+    assert {name: value for name, value in row.items() if name.startswith(("tool_", "reward_c"))} == {
+        "tool_error_rate_correct": 3 / 5, "tool_calls/python": 1 / 3, "tool_calls/search": 2 / 3,
+        "tool_error_rate/python": 0, "tool_error_rate/search": 0.5,
+        "reward_component/length": 0, "reward_component/right": 1,
+    }  # fmt: skip
+
+
 def test_a_name_that_is_not_in_the_registry_is_refused():
     with pytest.raises(ValueError, match=r"unknown metric 'new_one'. Hint: add it to rstar_ray/telemetry/registry.py"):
         metrics().plus({"new_one": 1.0})

@@ -201,6 +201,22 @@ async def test_an_own_function_is_asked_in_a_process_of_its_own_and_killed_with_
     assert await coroutine("yes", one) == Judgement(1.0)
 
 
+async def test_a_function_may_return_the_components_of_its_reward(tmp_path: Path, own: Own):
+    code = """
+def parts(completion, problem):
+    return {"reward": 1, "format": 0.5, "length": -float(completion)}
+def no_reward(completion, problem):
+    return {"format": 0.5}
+"""
+    (tmp_path / "mine.py").write_text(code)
+    judge = own("mine:parts", processes=1)
+    assert await judge("2", problem("1")) == Judgement(1.0, components={"format": 0.5, "length": -2.0})
+    with pytest.raises(JudgeError, match="gave nan as component 'length', not a finite number"):
+        await judge("nan", problem("1"))
+    with pytest.raises(JudgeError, match="gave None, not a finite number"):
+        await own("mine:no_reward", processes=1)("2", problem("1"))
+
+
 async def test_the_function_in_the_documentation_works(tmp_path: Path, own: Own):
     page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
