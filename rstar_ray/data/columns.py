@@ -1,8 +1,9 @@
-r"""What a published problem set calls its columns, and how a row of it becomes a problem.
+r"""Maps the columns of published problem sets to problems.
 
-Known by their columns: DAPO-Math-17k (`prompt` as messages, `reward_model.ground_truth`), its processed form, AIME 2024
-and 2025 (`Problem` or `question`, `Answer`), MATH and MATH-500 (`problem`, `solution` with a `\boxed{}`, `unique_id`),
-OpenMathReasoning (`expected_answer`), DeepMath (`question`, `final_answer`), GSM8K (`answer` after `####`).
+Recognised by their columns: DAPO-Math-17k (`prompt` as messages, `reward_model.ground_truth`), its processed
+form, AIME 2024 and 2025 (`Problem` or `question`, `Answer`), MATH and MATH-500 (`problem`, `solution` with a
+`\boxed{}`, `unique_id`), OpenMathReasoning (`expected_answer`), DeepMath (`question`, `final_answer`), GSM8K
+(`answer` after `####`).
 """
 
 import json
@@ -21,7 +22,7 @@ ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "problem_idx", "extra_inf
 FAMILY_COLUMNS = ("family", "subject", "topic", "problem_source")
 DIFFICULTY_COLUMNS = ("difficulty", "level")
 MAX_METADATA_CHARS = 65_536
-"""Of a row's metadata as JSON: it travels with every rollout of the problem."""
+"""Longest metadata of a row, as JSON characters: metadata travels with every rollout of the problem."""
 MATHEMATICS = ("", "math")
 """What a row names as its reward where its answer is one of mathematics, such as every row of the sets above."""
 _DAPO_FRAME = re.compile(
@@ -34,7 +35,7 @@ _LEVEL = re.compile(r"(?:level\s*)?(\d+(?:\.\d+)?)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Where a set keeps what a problem needs; dots lead into objects. Empty: the set has none."""
+    """The columns that a set uses; dots lead into objects. Empty: the set has no such column."""
 
     problem: str
     answer: str
@@ -50,7 +51,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawProblem:
-    """A row as it was read; nothing has been judged yet. Empty where the row has none."""
+    """A row as it was read, not yet judged. Empty where the row has no such field."""
 
     problem: str
     answer: str
@@ -98,10 +99,10 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
     if not isinstance(row, Mapping):
         raise ConfigError(where, "is not an object", "write one object per row")
     fields = cast(Mapping[str, Any], row)
-    named = _value(fields, "reward")  # looked for in every row: of sets of several kinds only some name one
-    reward = known_reward(named.strip(), where) if isinstance(named, str) else ""  # a number is some set's score
+    named = _value(fields, "reward")  # looked for in every row: in mixed sets only some rows name one
+    reward = known_reward(named.strip(), where) if isinstance(named, str) else ""  # in some sets it is a numeric score
     answer = _value(fields, columns.answer)
-    environment = _value(fields, "environment")  # of some sets it is something else
+    environment = _value(fields, "environment")  # in some sets the column has another meaning
     return RawProblem(
         problem=_problem_text(_value(fields, columns.problem), f"{where}, {columns.problem}"),
         answer=_answer_text(answer, columns.answer, f"{where}, {columns.answer}", reward=reward),
@@ -115,7 +116,7 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
 
 
 def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What a published set has in the column: whatever is not a JSON object is left out there."""
+    """The object in the set's column; other values are ignored."""
     try:
         return known_metadata(_value(fields, "metadata"), "")
     except ConfigError:
@@ -198,7 +199,7 @@ def _plain(value: object, where: str) -> str:
 
 
 def _problem_text(value: object, where: str) -> str:
-    """The words of a problem; of messages the last user's, without DAPO's instructions around it."""
+    """The text of a problem; of messages the last user message, without DAPO's instructions around it."""
     if isinstance(value, list):
         messages = [cast(Mapping[str, Any], message) for message in cast(list[Any], value) if isinstance(message, dict)]
         said = [message.get("content") for message in messages if message.get("role", "user") == "user"]
@@ -228,7 +229,7 @@ def _difficulty(value: object) -> float:
 
 
 def _value(fields: Mapping[str, Any], column: str) -> Any:
-    """What stands in a column, whatever the case of its name; dots lead into objects."""
+    """The value of a column, whatever the case of its name; dots lead into objects."""
     value: Any = fields
     for name in column.split("."):
         if not isinstance(value, Mapping):

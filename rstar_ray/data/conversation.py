@@ -1,6 +1,6 @@
-"""One conversation out of a row of a stranger's file: `messages` with `tools`, ShareGPT, or Glaive's text.
+"""Parses one conversation from a row: `messages` with `tools`, ShareGPT, or Glaive's text.
 
-Whatever its form, a conversation comes out as `messages` that chat templates know, or as a `RowError` saying why not.
+The result is `messages` that chat templates know, or a `RowError` with the reason.
 """
 
 import json
@@ -25,17 +25,18 @@ class Conversation:
     """One dataset row."""
 
     name: str  # "<file name>:<line, or parquet row, from 1>"
-    messages: Sequence[Mapping[str, Any]]  # role, content, and of the assistant tool_calls and reasoning_content
+    messages: Sequence[Mapping[str, Any]]  # role and content; the assistant's also tool_calls and reasoning_content
     tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, handed to the template
 
 
 class RowError(ValueError):
-    """A conversation that cannot be read or trained on, and why."""
+    """A conversation that cannot be read or trained on, with the reason."""
 
 
 def conversation(row: Any, name: str, *, empty_turns: bool = False) -> Conversation:
-    """One row as a conversation; raises `RowError` saying what is wrong with it. `empty_turns`: the assistant may have
-    said nothing."""
+    """One row as a conversation; raises `RowError` with the reason. `empty_turns`: the assistant's turns may be
+    empty.
+    """
     if not isinstance(row, dict):
         raise RowError("no object")
     fields = cast(dict[str, Any], row)
@@ -74,7 +75,7 @@ def _sharegpt_form(fields: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 def _sharegpt_message(turn: Any, position: int) -> Any:
     if not isinstance(turn, dict) or "from" not in turn:
-        return turn  # of the usual form, or refused as one of them is
+        return turn  # in the usual form, or refused like one
     turn = cast(dict[str, Any], turn)
     role = _SHAREGPT.get(str(turn["from"]).lower())
     if role is None:
@@ -147,7 +148,7 @@ _FORMS: Mapping[str, Callable[[dict[str, Any]], tuple[list[Any], list[Any]]]] = 
     "conversations": _sharegpt_form,
     "chat": _glaive_form,
 }
-"""By the column that tells them."""
+"""Parse by the first column that identifies the format."""
 
 
 # ---------------------------------------------------------------- messages, checked
@@ -179,7 +180,7 @@ def _message(message: Any, position: int, empty_turns: bool) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str:
-    """Plain, or in parts that are all text."""
+    """Text, or a list of parts that are all text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -194,7 +195,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    """As OpenAI writes it; a bare function is put into it."""
+    """In OpenAI's form; a bare function is wrapped."""
     if not isinstance(tool, dict):
         raise RowError("tools holds what is not an object")
     fields = cast(dict[str, Any], tool)
@@ -202,7 +203,7 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    """With `arguments` as an object: kept as JSON text, a template would quote it a second time."""
+    """With `arguments` as an object: a template would quote JSON text a second time."""
     function: Any = cast(dict[str, Any], call).get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(cast(dict[str, Any], function).get("name"), str):
         raise RowError(f"{where} calls a tool without a name")
@@ -221,7 +222,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _listed(value: Any, what: str) -> list[Any]:
-    """A list, also where the file holds it as JSON text; nothing, or null, is an empty one."""
+    """A list, given as such or as JSON text; empty for a missing value or null."""
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)

@@ -1,4 +1,4 @@
-"""What a step draws from its data: each item once per epoch, in an order fixed by the seed."""
+"""The items that a step draws from its data: each once per epoch, in an order fixed by the seed."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DataPosition:
-    """Where a stage's draw stands; saved with every checkpoint."""
+    """The position of a stage's draw; saved with every checkpoint."""
 
     epoch: int = 0
     drawn: int = 0  # items of this epoch already drawn or skipped
     solved: tuple[tuple[int, tuple[str, ...]], ...] = ()  # of the latest steps, the problems solved by all rollouts
-    sources: tuple[tuple[str, int, int], ...] = ()  # (source, its epoch, drawn), with a mix
+    sources: tuple[tuple[str, int, int], ...] = ()  # with a mix: (source, its epoch, drawn) of each
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "DataPosition":
@@ -40,9 +40,9 @@ def draw(
     stage: str,
     skipped: Collection[int] = frozenset(),
 ) -> tuple[list[T], DataPosition]:
-    """The next `count` items and where the draw then stands; an epoch's order depends only on its name.
+    """The next `count` items, and the position after them; an epoch's order depends only on its name.
 
-    `skipped`: indices of items that are left out. Raises ValueError where there is nothing to draw from.
+    `skipped`: indices of excluded items. Raises ValueError where no item is left.
     """
     if len(skipped) >= len(items):
         raise ValueError(f"{stage}: there is nothing to draw from")
@@ -68,7 +68,7 @@ def mix_counts(weights: Mapping[str, float], count: int, rng: np.random.Generato
     floor = min(floor, count // len(weights))
     exact = np.cumsum(list(weights.values())) / sum(weights.values()) * (count - floor * len(weights))
     ends = np.floor(exact + rng.random()).astype(int)
-    ends[-1] = count - floor * len(weights)  # whatever was rounded
+    ends[-1] = count - floor * len(weights)  # whatever the rounding
     shares = np.diff(ends, prepend=0)
     return {name: floor + int(share) for name, share in zip(weights, shares, strict=True)}
 
@@ -85,10 +85,10 @@ def draw_mix(
     stage: str,
     skipped: Collection[int] = frozenset(),
 ) -> tuple[list[Problem], DataPosition]:
-    """As `draw`, of sources (the problems of one family) that are each drawn in an order of their own.
+    """Like `draw`, from sources (the problems of one family), each with a separate order.
 
-    How many each has in draw `number` depends on that number alone. A source whose problems are all `skipped` is drawn
-    from as if none were.
+    The counts of draw `number` depend on that number alone. A source whose problems are all `skipped` is drawn
+    from as if none were skipped.
     """
     drawn: list[Problem] = []
     places = {name: (epoch, place) for name, epoch, place in position.sources}
@@ -111,20 +111,20 @@ def draw_mix(
 
 
 def present(weights: Mapping[str, float], problems: Iterable[Problem]) -> dict[str, float]:
-    """The sources of a mix that have a problem."""
+    """The sources of a mix that have at least one problem."""
     families = {problem.family for problem in problems}
     return {source: weight for source, weight in weights.items() if source in families}
 
 
 def digest_of_problems(problems: Iterable[Problem]) -> str:
-    """Which are drawn from, and in which order they stand: a position among others would be one among nothing."""
+    """A digest of the drawn items and their order: a position is meaningless in another list."""
     return _digest(json.dumps(problem.as_row()) for problem in problems)
 
 
 def digest_of_rows(rows: Iterable[SftExample], source: str = "") -> str:
-    """As `digest_of_problems`, of conversations by their names and the digest of their file.
+    """Like `digest_of_problems`, for conversations, by their names and the digest of their file.
 
-    Not of their tokens: a template may write the day's date.
+    Tokens are not included: a template may write the date.
     """
     return _digest([source, *(row.name for row in rows)])
 

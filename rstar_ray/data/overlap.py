@@ -1,4 +1,4 @@
-"""Problems that say the same: exact and near duplicates, and those that share words with an evaluation set.
+"""Exact and near duplicates of problems, and problems that share words with an evaluation set.
 
 Legend: W words of all texts end to end, D texts, H hash functions.
 """
@@ -19,7 +19,7 @@ NGRAM_WORDS = 8
 """Words in a row that must not be shared with an evaluation set (arXiv:2508.20722 section 4.2)."""
 SHINGLE_WORDS = 3
 NEAR = 0.7
-"""Shared shingles over all shingles (Jaccard) from which two texts with the same numbers and answer are one problem."""
+"""Two texts with equal numbers and answers are one problem from this Jaccard similarity of their shingles on."""
 BANDS, BAND_HASHES = 16, 3
 """MinHash: two texts at `NEAR` meet in at least one band with probability 1 - (1 - NEAR^3)^16 = 0.999."""
 _TOKEN = re.compile(r"\\?[^\W\d_]+|\d+(?:\.\d+)?|[^\s\w]")
@@ -32,17 +32,19 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def tokens(text: str) -> list[str]:
-    """Words, numbers and signs, without what only sets the type of a formula."""
+    """Words, numbers and signs, without the layout of formulas."""
     return [token for token in _TOKEN.findall(_DELIMITER.sub(" ", text.lower())) if token not in _LAYOUT]
 
 
 def words(text: str) -> list[str]:
-    """Words and numbers alone, as n-grams are compared."""
+    """Words and numbers only, for comparing n-grams."""
     return _WORD.findall(text.lower())
 
 
 def numbers_of(tokens_of_text: Sequence[str]) -> tuple[str, ...]:
-    """The numbers of a text, sorted: problems that differ in one are different problems, however alike their words."""
+    """The numbers of a text, sorted: problems with different numbers are different problems, however similar
+    the words.
+    """
     return tuple(sorted(token for token in tokens_of_text if token[0].isdigit()))
 
 
@@ -61,7 +63,7 @@ class _Flat:
         return cls(word_W, np.concatenate([[0], np.cumsum(lengths)]))
 
     def ngrams(self, size: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Hashes of every `size` words in a row, and the text each stands in; none reaches over a text's end."""
+        """Hashes of every `size` consecutive words, and the index of their text; none crosses the end of a text."""
         count = len(self.word_W) - size + 1
         if count <= 0:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -79,9 +81,9 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def shared_with(texts: Sequence[str], references: Mapping[str, Sequence[str]], *, size: int = NGRAM_WORDS) -> list[str]:
-    """For each text the name of the first set that has `size` words in a row of it; empty where none has: [D].
+    """For each text the name of the first set that shares `size` consecutive words; empty where none does: [D].
 
-    A reference with fewer words is compared whole, with texts that have just its words.
+    A reference with fewer words is compared whole, with texts of exactly these words.
     """
     vocabulary = _numbering()
     known: dict[str, NDArray[np.uint64]] = {}
@@ -106,15 +108,15 @@ def shared_with(texts: Sequence[str], references: Mapping[str, Sequence[str]], *
 
 
 def near_duplicates(texts: Sequence[Sequence[str]], groups: Sequence[object]) -> list[int]:
-    """For each text the first one before it that says the same, else its own index: [D].
+    """For each text the index of the first earlier text with the same content, else its own index: [D].
 
-    Only texts of one group are compared: give what must be equal, such as numbers and answer. A candidate found by
-    MinHash is confirmed by the Jaccard similarity of its shingles itself.
+    Only texts of one group are compared; the group holds what must be equal, such as numbers and answer. A
+    candidate found by MinHash is confirmed by the exact Jaccard similarity of its shingles.
     """
     key_DB = _band_keys(_signatures(texts), groups)
     first_with: dict[int, list[int]] = {}
     same = list(range(len(texts)))
-    for index in _meeting(key_DB):  # the others can be like nobody
+    for index in _meeting(key_DB):  # the others cannot match any text
         keys: list[int] = key_DB[index].tolist()
         seen = sorted({other for key in keys for other in first_with.get(key, ())})
         shingles = _shingles(texts[index])
@@ -128,7 +130,7 @@ def near_duplicates(texts: Sequence[Sequence[str]], groups: Sequence[object]) ->
 
 
 def _band_keys(signature_DH: NDArray[np.uint64], groups: Sequence[object]) -> NDArray[np.uint64]:
-    """One key for each text and band, which texts of one group share where their hashes in that band are equal."""
+    """One key per text and band; texts of one group share it where their hashes in that band are equal."""
     numbers: dict[object, int] = {}
     group_D = np.fromiter((numbers.setdefault(group, len(numbers)) for group in groups), np.uint64, len(groups))
     key_DB = _mixed(group_D[:, None] * np.uint64(BANDS) + np.arange(BANDS, dtype=np.uint64))
@@ -144,7 +146,7 @@ def _meeting(key_DB: NDArray[np.uint64]) -> list[int]:
 
 
 def _signatures(texts: Sequence[Sequence[str]]) -> NDArray[np.uint64]:
-    """MinHash over shingles: [D, H]; a text without one has only its own words."""
+    """MinHash over shingles: [D, H]; a text without a shingle is represented by its words."""
     vocabulary = _numbering()
     seeds_H = _mixed(np.arange(1, BANDS * BAND_HASHES + 1, dtype=np.uint64) * _MIX)
     signature_DH = np.zeros((len(texts), len(seeds_H)), np.uint64)
@@ -168,7 +170,7 @@ def _jaccard(ours: set[tuple[str, ...]], theirs: set[tuple[str, ...]]) -> float:
 
 
 def _numbering() -> defaultdict[str, int]:
-    """Words by number, in the order in which they come."""
+    """Words by number, in order of first occurrence."""
     return defaultdict(count().__next__)
 
 

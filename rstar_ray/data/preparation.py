@@ -22,12 +22,12 @@ _OTHER_SCRIPTS = re.compile(r"[\u0400-\u06ff\u0900-\u0dff\u0e00-\u0e7f\u3040-\u3
 _MAY_BE_A_NUMBER = re.compile(
     r"(?=.*\d)(?:[\d\s.,/+\-{}^*()!]|\\(?:[dt]?frac|times|cdot|text|mathrm|left|right|[,;! ])){1,60}", re.DOTALL
 )
-"""A cheap look at which answers are worth a dear one."""
+"""Cheap test that selects answers for the expensive comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """How often each problem was solved, and between which counts it is kept (both included)."""
+    """Pass counts by problem id, and the bounds between which a problem is kept (inclusive)."""
 
     solved: Mapping[str, int]  # by problem id
     at_least: int
@@ -49,18 +49,18 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is left, and why the rest is not."""
+    """The remaining problems, and the counts of dropped ones."""
 
     problems: list[Problem]
     read: int
-    dropped: dict[str, int]  # by reason, in the order in which they were looked for
+    dropped: dict[str, int]  # by reason, in the order of the checks
 
     def __post_init__(self) -> None:
         assert self.read == len(self.problems) + sum(self.dropped.values()), "a row was lost"
 
 
 def prepare(rows: Iterable[RawProblem], rules: Rules, *, name: str) -> Prepared:
-    """Judge every row; `name` begins the ids of rows that have none. The first of several that say the same stays."""
+    """Check every row; `name` begins the ids of rows without an id. Of duplicates the first stays."""
     dropped: Counter[str] = Counter()
     kept: list[RawProblem] = []
     read = 0
@@ -87,7 +87,7 @@ def prepare(rows: Iterable[RawProblem], rules: Rules, *, name: str) -> Prepared:
 
 
 def _refusal(row: RawProblem, rules: Rules) -> str:
-    """Why a row alone cannot be used; empty where it can."""
+    """Why a row by itself cannot be used; empty where it can."""
     if not row.problem.strip():
         return "no problem text"
     if not row.answer.strip():
@@ -117,7 +117,7 @@ def _problem(row: RawProblem, rules: Rules) -> Problem:
 
 
 def _without_duplicates(rows: Sequence[RawProblem], dropped: Counter[str]) -> list[RawProblem]:
-    """The first of every problem; none of those that are asked twice with different answers, since one is wrong."""
+    """The first of each problem; none of those with contradicting answers, since one of these is wrong."""
     texts = [tokens(row.problem) for row in rows]
     meant = [_meant(row) for row in rows]
     answers: dict[tuple[str, ...], dict[Fraction | str, RawProblem]] = {}
@@ -144,7 +144,7 @@ def _without_duplicates(rows: Sequence[RawProblem], dropped: Counter[str]) -> li
 
 
 def _meant(row: RawProblem) -> Fraction | str:
-    """What equal answers share, as far as that is cheap for every row: the number where it is one, else its words."""
+    """A cheap key that equal answers share: the number where it is one, else its words."""
     if row.reward in MATHEMATICS:
         text = row.answer.strip("$ \n")
         integer = as_integer(text)
@@ -160,14 +160,14 @@ def _meant(row: RawProblem) -> Fraction | str:
 
 
 def _same_answers(rows: Sequence[RawProblem]) -> bool:
-    """Whether all are equal without computer algebra, which would take too long here."""
+    """Whether all are equal without computer algebra, which would be too slow here."""
     if any(row.reward not in MATHEMATICS for row in rows):
         return False
     return all(decide(one.answer, other.answer) is True for one, other in combinations(rows, 2))
 
 
 def _with_own_ids(rows: Sequence[RawProblem]) -> list[RawProblem]:
-    """Ids made unique: different problems of one id (two sets that both count from 0) get a number behind it."""
+    """Make ids unique: different problems with one id (two sets that both count from 0) get a number appended."""
     taken = Counter(row.id for row in rows)
     used: set[str] = set()
     found: list[RawProblem] = []

@@ -1,6 +1,6 @@
-"""Published sets whose rows are not a question and its answer: GPQA, IFEval, BFCL, and questions with choices.
+"""Published sets in other forms: GPQA, IFEval, BFCL, and multiple choice.
 
-Each is known by its columns, and becomes a problem that names the rule it is judged by.
+Each is recognised by its columns, and becomes problems that name their reward rule.
 """
 
 import json
@@ -13,7 +13,7 @@ from rstar_ray.data.columns import RawProblem, plain_text
 from rstar_ray.errors import ConfigError
 
 Form = Callable[[Mapping[str, Any], str, Mapping[str, Any]], RawProblem]
-"""(row, where it stands, answers kept apart by id) to the problem. Raises `ConfigError`."""
+"""Converts (row, its place, answers by id from a separate file) to the problem. Raises `ConfigError`."""
 WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 ASKS_FOR_LETTER = "Answer with the letter of the right choice."
 ASKS_FOR_CALLS = (
@@ -25,7 +25,7 @@ ASKS_FOR_CALLS = (
 
 
 def published_form(row: Any) -> Form | None:
-    """What makes problems of a set's rows, by one of them; None for a set of questions and answers."""
+    """The converter for a set, recognised by one of its rows; None for a set of questions and answers."""
     if not isinstance(row, Mapping):
         return None
     fields = cast(Mapping[str, Any], row)
@@ -143,7 +143,7 @@ def _bfcl_turns(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> Raw
 
 
 def _request(question: Any, where: str) -> str:
-    """The words of a single turn: text, messages, or turns of messages of which there is one."""
+    """The text of a single turn: text, messages, or turns of messages with only one turn."""
     while isinstance(question, list) and len(cast(list[Any], question)) == 1 and isinstance(question[0], list):
         question = question[0]
     if isinstance(question, str):
@@ -162,7 +162,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 ANSWERED_APART: tuple[Form, ...] = (_bfcl, _bfcl_turns)
-"""Of sets that may keep their answers in a separate file."""
+"""Sets that may have their answers in a separate file."""
 FORMS: tuple[tuple[set[str], Form], ...] = (
     ({"Question", "Correct Answer", *WRONG}, _gpqa),
     ({"prompt", "instruction_id_list", "kwargs"}, _ifeval),
@@ -171,4 +171,4 @@ FORMS: tuple[tuple[set[str], Form], ...] = (
     ({"question", "choices", "answer"}, _choices),
     ({"question", "options", "answer"}, _choices),
 )
-"""The columns that a set is known by."""
+"""The columns that identify a set."""

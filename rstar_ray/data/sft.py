@@ -26,8 +26,8 @@ class Piece:
     """Part of a rendered conversation."""
 
     text: str
-    sampled: bool  # the assistant's, end-of-turn token included
-    foreign: bool = False  # somebody else's words that spell a control token, and must not become one
+    sampled: bool  # of the assistant, end-of-turn token included
+    foreign: bool = False  # text of others that spells a control token, and must not become one
 
 
 Row = list[Piece]
@@ -42,7 +42,7 @@ class RowProblem:
 
     @property
     def kind(self) -> str:
-        """The problem without what differs from row to row."""
+        """The problem without row-specific details, for grouping."""
         return re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "_", self.problem)[:120]
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def render(chat: TokenizerChat, one: Conversation) -> list[Row]:
 
 
 class _Renderer:
-    """One conversation, turn by turn."""
+    """Renders one conversation turn by turn."""
 
     def __init__(self, chat: TokenizerChat, one: Conversation) -> None:
         self._chat = chat
@@ -95,9 +95,9 @@ class _Renderer:
 
     def rows(self) -> list[Row]:
         rows: list[Row] = []
-        seen: str | None = ""  # what the template wrote of the row so far; None once the row went its own way
+        seen: str | None = ""  # the row's text as the template wrote it; None once the row diverged from it
         last = -1  # the assistant's latest turn
-        added = ""  # the end of that turn where the template leaves it to what follows
+        added = ""  # the end of that turn, where the template writes it with the next message
         for position, message in enumerate(self._messages):
             if message["role"] != "assistant":
                 continue
@@ -122,12 +122,12 @@ class _Renderer:
     def _rendered(self, count: int, *, opens: bool, messages: Sequence[Mapping[str, Any]] | None = None) -> str:
         try:
             return self._chat.renderer.render((messages or self._messages)[:count], self._one.tools, opens=opens)
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # a template may raise any exception
             first = " ".join(str(error).split())[:120] or type(error).__name__
             raise RowError(f"the chat template refuses message {count}: {first}") from error
 
     def _said(self, position: int, before: str) -> tuple[str, str]:
-        """(what the policy would have sampled, what the template writes of it)."""
+        """(what the policy would have sampled, what the template writes for it)."""
         number, message = position + 1, self._messages[position]
         if self._profile.thinks == "off" and message.get("reasoning_content"):
             raise RowError(
@@ -159,7 +159,7 @@ class _Renderer:
         return after[len(before) :] if after.startswith(before) else None
 
     def _ended(self, message: Mapping[str, Any], written: str) -> tuple[str, str]:
-        """Up to the token that ends the turn, which templates may leave to whatever follows."""
+        """Up to the token that ends the turn, which templates may write with the next message."""
         end = self._end_of(message)
         position = written.find(end)
         if position >= 0:
@@ -216,7 +216,7 @@ class _Renderer:
 
 
 def _foreign(control: re.Pattern[str], messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What others than the assistant say, where it spells a control token, by the mark to render in its place."""
+    """Messages of others than the assistant that spell a control token, by the placeholder to render instead."""
     return {
         _mark(position): message["content"]
         for position, message in enumerate(messages)

@@ -1,7 +1,7 @@
-"""A file of conversations as rows of tokens, in processes: rendered, masked, counted; what does not fit is left out.
+"""Converts a file of conversations to rows of tokens, in several processes: rendered, masked, counted.
 
-The rows come in the file's order whatever the number of processes. Which were left out, and why, is said; more than a
-share of all is no longer an accident and refused.
+The rows keep the file's order whatever the number of processes. Conversations that do not fit are excluded and
+reported with the reason; more than a set share of them is refused.
 """
 
 import hashlib
@@ -31,21 +31,21 @@ from rstar_ray.errors import ConfigError
 log = logging.getLogger(__name__)
 
 CHUNK = 128
-"""Rows handed to a process at a time."""
+"""Rows per task of a process."""
 SERIAL_ROWS = 2 * CHUNK
-"""A smaller file is not worth a process."""
+"""Smaller files are converted in this process."""
 MAX_PROCESSES = 16
 PAPER_EPOCHS = 3
-"""Of the paper's SFT (arXiv:2508.20722 section 4.1)."""
+"""Epochs of the paper's SFT (arXiv:2508.20722 section 4.1)."""
 HANDFUL = 5
-"""More epochs than that are named with what makes fewer."""
+"""More epochs than that are reported, with the number of steps for fewer."""
 MANY_EPOCHS = 10
-"""More are somebody's wish, or a number of steps that was meant for a larger file."""
+"""More epochs are only accepted where the user set the steps: they may be meant for a larger file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """Where a process finds the chat; `folder` None is the tiny world's tokenizer, made again."""
+    """How a process finds the chat format; `folder` None is the tiny world's tokenizer, which is made again."""
 
     folder: str | None
     config: ChatConfig = field(default_factory=ChatConfig)
@@ -60,10 +60,10 @@ class ChatSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftPlan:
-    """What there is to train on, and what is not trained on."""
+    """The rows to train on, and the excluded conversations."""
 
     examples: list[SftExample]  # in the file's order
-    num_conversations: int  # read, those left out included
+    num_conversations: int  # conversations read, with the excluded ones
     left_out: list[RowProblem]
     seconds: float
     num_processes: int
@@ -74,9 +74,10 @@ class SftPlan:
         return sum(len(example.token_ids) for example in self.examples)
 
     def lines(self, sft: SftConfig, num_rows: int) -> list[str]:
-        """For people: how much, how fast, how often, and what was left out by reason, each with an example.
+        """A summary for the user: size, speed, epochs, and the excluded conversations by reason, each with an
+        example.
 
-        `num_rows` are those that are trained on, without those held back.
+        `num_rows` are the rows trained on, without held-back ones.
         """
         used = self.num_conversations - len(self.left_out)
         trained = sum(int(example.loss_mask.sum()) for example in self.examples)
@@ -105,7 +106,7 @@ def steps_of_paper(sft: SftConfig, num_rows: int) -> int:
 
 
 def refuse_many_epochs(sft: SftConfig, num_rows: int) -> None:
-    """Raise `ConfigError` for a number of steps that nobody chose and that would show this file over and over."""
+    """Raise `ConfigError` for a default number of steps that would repeat this file many times."""
     count = epochs(sft, num_rows)
     if count > MANY_EPOCHS:
         raise ConfigError(
@@ -192,7 +193,7 @@ def _refuse_too_many(left_out: list[RowProblem], total: int, limit: float) -> No
 
 
 Raw = tuple[int, Any]
-"""Number in the file, and the row: a line of bytes where it is JSON still to be read."""
+"""Number in the file, and the row; unparsed JSON is a line of bytes."""
 
 
 def _raw_rows(path: Path) -> Iterator[Raw]:
@@ -231,7 +232,7 @@ def _in_order(work: Iterable[Work], count: int) -> Generator[Done, None, None]:
     if count == 1:
         yield from map(_plan_chunk, work)
         return
-    # Forked processes would inherit torch's threads and whatever locks they hold.
+    # Forked processes would inherit torch's threads and the locks these hold.
     with multiprocessing.get_context("spawn").Pool(count, initializer=_one_thread) as pool:
         yield from pool.imap(_plan_chunk, work)
 
@@ -264,7 +265,7 @@ def _row(raw: Any) -> Any:
         return _without_none(raw)
     try:
         row = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested beyond reason
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise RowError("no JSON") from error
     if b"\\ud" in raw.lower() and (half := half_character(row)):
         raise RowError(f"half a character ({half})")
@@ -272,7 +273,7 @@ def _row(raw: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """Parquet fills the fields a struct does not have with None; templates would print them."""
+    """Parquet fills missing fields of a struct with None, which templates would print."""
     if isinstance(value, dict):
         fields = cast(dict[str, Any], value)
         return {name: _without_none(field) for name, field in fields.items() if field is not None}

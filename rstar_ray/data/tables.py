@@ -1,4 +1,4 @@
-"""Rows of a table on disk, one at a time, each with its number for messages: jsonl, json, csv and parquet."""
+"""Reads the rows of a table one by one, each with its number for messages: jsonl, json, csv and parquet."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
             if line.strip():
                 try:
                     row = json.loads(line.decode("utf-8-sig"))
-                except (ValueError, RecursionError) as broken:  # no JSON, no UTF-8, or nested beyond reason
+                except (ValueError, RecursionError) as broken:  # not JSON, not UTF-8, or nested too deeply
                     where = f"{path.name}, row {number}"
                     raise ConfigError(where, f"is not JSON ({broken})", "write one JSON object per line") from broken
                 if b"\\ud" in line.lower():

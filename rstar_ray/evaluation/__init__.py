@@ -1,1 +1,1 @@
-"""What a policy is worth on a set of problems: its rollouts, and the figures made of them."""
+"""Evaluation of a policy on sets of problems: rollouts and figures."""

@@ -1,7 +1,7 @@
-"""Evaluations from their first rollout to their rows in evaluations.jsonl (arXiv:2508.20722 section 5).
+"""Evaluations, from the first rollout to the rows in evaluations.jsonl (arXiv:2508.20722 section 5).
 
-All sets of one evaluation are asked for at once, so that replicas have work until the last problem; each problem's row
-is written when it ends, and an interrupted evaluation resumes from those rows.
+All sets of one evaluation are rolled out at once, so that replicas have work until the last problem. Each
+problem's row is written when it ends, and an interrupted evaluation resumes from these rows.
 """
 
 import logging
@@ -27,11 +27,13 @@ from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 log = logging.getLogger(__name__)
 
 HELD_OUT = "held-out"
-"""Name of the set that a run is watched on."""
+"""Name of the set that a run is evaluated on while it trains."""
 MOST_UNJUDGED = 0.5
-"""Share of a set's answers that may not be judged; above it the figures would be the judge's and not the policy's."""
+"""Largest share of a set's answers that may stay unjudged; above it the figures would describe the judge, not
+the policy.
+"""
 RECORDED = 64
-"""Problems of each set whose trajectories are kept as text."""
+"""Problems of each set whose trajectories are stored as text."""
 
 
 async def run_evaluation(
@@ -42,10 +44,11 @@ async def run_evaluation(
     step: int,
     model: Path | None = None,
 ) -> list[EvaluationResult]:
-    """k rollouts of every problem of every set with the published policy, and what came of it in the run directory.
+    """Roll out every problem of every set k times with the published policy, and write the results into the run
+    directory.
 
-    `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
-    same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
+    `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start
+    of the same evaluation finished are not repeated. Raises `RStarError` where a rollout failed on every try.
     """
     asked = request_digest(config, context.plugin_digest, model)
     files = _files(config, sets, context.run_dir, asked, step=step, model=model)
@@ -91,7 +94,7 @@ def result_files(
     step: int,
     model: Path | None = None,
 ) -> dict[str, Path]:
-    """Where an evaluation of these sets keeps its rows, by set: a file is of one policy, asked in one way."""
+    """The file for each set's rows: one file per policy and evaluation settings."""
     return _files(config, sets, run_dir, request_digest(config, plugins, model), step=step, model=model)
 
 
@@ -103,7 +106,9 @@ def _files(
 
 
 def protocol(config: RunConfig, model: str = "") -> dict[str, Any]:
-    """What besides the problems decides an evaluation's figures; rows that differ in it are of two evaluations."""
+    """Everything besides the problems that decides an evaluation's figures; rows that differ in it belong to
+    two evaluations.
+    """
     asked = config.evaluate
     return {
         "model": model,
@@ -127,14 +132,14 @@ def heldout_scores(run_dir: RunDir, stage: str) -> dict[int, float]:
 
 
 def best_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
-    """The stage's whole checkpoint with the best held-out score, of equal ones the latest; None without a score."""
+    """The stage's whole checkpoint with the best held-out score, the latest of equal ones; None without a score."""
     scores = heldout_scores(run_dir, stage)
     scored = [checkpoint for checkpoint in run_dir.checkpoints(stage) if checkpoint.step in scores]
     return max(scored, key=lambda checkpoint: (scores[checkpoint.step], checkpoint.step), default=None)
 
 
 def forget_evaluations(run_dir: RunDir, stage: str, after_step: int) -> None:
-    """Drop what a stopped run evaluated beyond the step that it resumes from: those weights are not there any more."""
+    """Drop the evaluations after the step that a run resumes from: their weights do not exist any more."""
     cut_rows(run_dir.evaluations_path, stage=stage, after_step=after_step)
     for path in run_dir.results_path.glob(f"{stage}-step-*"):
         if int(path.name.removeprefix(f"{stage}-step-").partition("-")[0]) > after_step:
@@ -148,7 +153,7 @@ async def _collect(
     logs: Mapping[str, ResultLog],
     context: RunContext,
 ) -> dict[str, list[TrajectoryRef]]:
-    """Play the requests; rows are written as problems end. The refs are of those whose trajectories are kept."""
+    """Run the requests; rows are written as problems end. Returns the refs of the trajectories to store."""
     wanted = {name: {problem.id for problem in result_log.missing[:RECORDED]} for name, result_log in logs.items()}
     refs: dict[str, list[TrajectoryRef]] = {name: [] for name in logs}
     lost: list[DroppedRollout] = []
@@ -175,7 +180,7 @@ async def _collect(
 def _conclude(
     config: RunConfig, result_log: ResultLog, *, context: RunContext, name: str, step: int, model: Path | None
 ) -> EvaluationResult:
-    """The set's figures, their row and their line."""
+    """Write the set's figures as a row, and log them."""
     if result_log.missing:
         of = f"{len(result_log.missing)} of {len(result_log.problems)} problems of {name}"
         first = result_log.missing[0].id
@@ -205,7 +210,7 @@ def _conclude(
 
 
 def _log_unjudged(result_log: ResultLog, result: EvaluationResult) -> None:
-    """Answers whose comparison fails every time: a line that names one; with most of a set so, `RStarError`."""
+    """Log unjudged answers with an example; raise `RStarError` where they are most of a set."""
     first = next(one for one in result_log.results if any(one.unjudged))
     reason = next(filter(None, first.unjudged))
     of = f"{result.num_unjudged} of {result.num_problems * result.k} answers"

@@ -18,19 +18,19 @@ from rstar_ray.trajectory import StopReason
 Interval = tuple[float, float]
 """95 % bootstrap interval over problems."""
 AT_ONCE = 50
-"""Resamples drawn together: all of them are gigabytes where there are many problems."""
+"""Resamples per batch: all at once would take gigabytes where there are many problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """One policy on one problem set. `result["avg_at_k"]` is one of its figures, which `FIGURES` names and defines."""
+    """One policy on one problem set. `result["avg_at_k"]` is one of its figures; `FIGURES` names and defines them."""
 
     stage: str
     step: int  # of the stage, whose weights were evaluated
     problem_set: str
     k: int  # rollouts per problem
     num_problems: int
-    figures: dict[str, float | None]  # by name; None where it has no meaning, such as a share of no calls
+    figures: dict[str, float | None]  # by name; None where undefined, such as a share of zero calls
     intervals: dict[str, Interval]  # of the figures that are not None
     pass_at: dict[int, float]  # unbiased pass@j for j = 1, 2, 4, ... and k
     num_unjudged: int  # rollouts whose answer could not be judged; they count as not right
@@ -54,8 +54,8 @@ def evaluate(
 ) -> EvaluationResult:
     """The figures of k rollouts of each problem.
 
-    Raises `ValueError` when the problems do not all have the same number of rollouts: a missing
-    rollout is ours to repeat, not the policy's to be charged with.
+    Raises `ValueError` when the problems do not all have the same number of rollouts: missing rollouts are
+    repeated, not counted against the policy.
     """
     k = _rollouts_of_each(results)
     parts = {name: [part(result) for result in results] for name, part in FIGURES.items()}
@@ -126,7 +126,7 @@ def bootstrap_interval(
 ) -> Interval | None:
     """Percentile interval of sum(numerators) / sum(denominators) over problems [N], redrawn with replacement.
 
-    It speaks of the choice of problems. None where no problem has a denominator.
+    It covers the choice of problems. None where every denominator is 0.
     """
     part_V2, count_V = np.unique(np.asarray(parts, dtype=np.float64), axis=0, return_counts=True)
     rng = np.random.default_rng(seed)
@@ -182,17 +182,17 @@ FIGURES: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "frac_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),
     "frac_max_turns": lambda result: (result.stop_reasons.count(StopReason.MAX_TURNS), result.k),
 }
-"""What a problem adds to a figure's numerator, and what to its denominator.
+"""A problem's contributions to the numerator and the denominator of each figure.
 
-`maj_at_k` is the share whose most frequent answer is right, ties at random; `loose_avg_at_k` takes answers loosely
-(IFEval), of problems that have such a rule.
+`maj_at_k` is the share of problems whose most frequent answer is right, ties at random. `loose_avg_at_k` scores
+answers loosely (IFEval), on problems with such a rule.
 """
 SCORE = ("avg_at_k", "tool_error_rate_correct", "response_tokens_mean")
-"""Figures of a part of the problem set."""
+"""Figures of a subset of the problems."""
 
 
 def _scores_by(labels: Sequence[str], results: Sequence[ProblemResult]) -> dict[str, dict[str, float | None]]:
-    """Scores of the problems that share a label; unlabelled problems are left out."""
+    """Scores of the problems that share a label; unlabelled problems are excluded."""
     groups: dict[str, list[ProblemResult]] = {}
     for label, result in zip(labels, results, strict=True):
         if label:

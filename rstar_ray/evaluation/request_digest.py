@@ -18,9 +18,9 @@ from rstar_ray.tools.spec import ToolSpec
 
 
 def request_digest(config: RunConfig, plugins: Mapping[str, object], model: Path | None) -> str:
-    """Of all that may change the rollouts of a problem, or their rewards.
+    """Everything that may change the rollouts of a problem, or their rewards.
 
-    `plugins` is what `plugin_digest` returned; `model` is a folder whose policy is not of the run.
+    `plugins` is the result of `plugin_digest`; `model` is a folder whose policy is not of the run.
     """
     alike = may_change(config) | same_answers(config)
     asked: dict[str, object] = {name: value for name, value in leaves(config).items() if name not in alike}
@@ -29,9 +29,10 @@ def request_digest(config: RunConfig, plugins: Mapping[str, object], model: Path
 
 
 def plugin_digest(config: RunConfig, tools: Sequence[ToolSpec]) -> dict[str, object]:
-    """Contents behind the names in the settings: custom code, tool specifications, chat template.
+    """Digests of the files that settings name: custom code, tool specifications, chat template.
 
-    Taken when a command starts, because they are read then. The keys are part of the digests of earlier runs.
+    Taken when a command starts, because that is when they are read. The keys are part of the digests of earlier
+    runs.
     """
     chat = with_protocol(config.chat)
     named = (*own_rewards(config.reward), *own_environments(config.tools), *own_agent(config.agent), *config.tools.use)

@@ -1,4 +1,4 @@
-"""What became of one problem's k rollouts: a row of jsonl, written when the last of them ends."""
+"""The results of one problem's k rollouts: a row of jsonl, written when the last rollout ends."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "unjudged": str,
     "loosely_correct": bool,
 }
-"""Fields with a value per rollout, by what reads a value of a row."""
+"""Fields with a value per rollout, and the function that parses a value."""
 
 
 def _plain(value: Any) -> str | int:
@@ -92,13 +92,13 @@ def _plain(value: Any) -> str | int:
 
 
 class ResultLog:
-    """A set's results on disk: what an earlier start of the same evaluation finished is not asked for again.
+    """A set's results on disk, so that finished problems are not repeated. Used with `with`.
 
-    Used with `with`. A row counts where its problem still reads as it did.
+    A row counts only if its problem's text is unchanged.
     """
 
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
-        """Reads what is there; `path` is one evaluation's own, so that its rows were asked in the same way."""
+        """Reads existing rows; `path` belongs to one evaluation, so all rows have the same settings."""
         self.path = path
         self._problems = {problem.id: problem for problem in problems}
         self._found = {
@@ -134,7 +134,7 @@ class ResultLog:
         return [self._found[problem_id] for problem_id in self._problems if problem_id in self._found]
 
     def taken(self, what: str) -> str:
-        """A line on the problems of `what` that are not played again; empty where none was there."""
+        """A message about the problems of `what` that are not repeated; empty where there are none."""
         if not self._found:
             return ""
         return (
@@ -143,7 +143,7 @@ class ResultLog:
         )
 
     def add(self, summaries: Sequence[TrajectorySummary]) -> ProblemResult:
-        """Keep a problem's rollouts; its row is on disk when this returns."""
+        """Store a problem's rollouts; its row is on disk when this returns."""
         assert self._file is not None, "ResultLog is used inside `with`"
         problem = self._problems[summaries[0].problem_id]
         result = ProblemResult.of(problem, summaries)

@@ -1,1 +1,1 @@
-"""What an answer is worth: where it stands, what it means, and who judges it (docs/rewards.md)."""
+"""Rewards: finding the answer, comparing it, and the user's functions (docs/rewards.md)."""

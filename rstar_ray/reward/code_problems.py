@@ -1,4 +1,4 @@
-"""Programs judged by what they print: each case is a standard input and the output that it must give."""
+"""Programs judged by their output: each case is a standard input and the expected output."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any, cast
 from rstar_ray.outcome import Outcome
 
 CASES_AT_ONCE = 8
-"""The rest need not run where one of these fails."""
+"""The first cases; the others need not run where one of these fails."""
 
 
 RunProgramFn = Callable[[str, str], Awaitable[tuple[Outcome, str]]]
@@ -28,9 +28,9 @@ class Case:
 
 
 def read_cases(truth: str) -> list[Case]:
-    """Cases as a truth holds them: `[{"input", "output"}, ...]` or `{"inputs": [...], "outputs": [...]}` as JSON.
+    """Cases of a ground truth: `[{"input", "output"}, ...]` or `{"inputs": [...], "outputs": [...]}` as JSON.
 
-    Raises ValueError saying what is wrong.
+    Raises ValueError with the reason.
     """
     try:
         written: Any = json.loads(truth)
@@ -61,7 +61,7 @@ def _case(row: Any, number: int) -> Case:
 
 
 async def share_passed(code: str, cases: Sequence[Case], run: RunProgramFn, *, all_of_them: bool) -> float:
-    """The share of cases that pass; with `all_of_them` 1 or 0, and what comes after a failure does not run."""
+    """The share of cases that pass; with `all_of_them` 1 or 0, and cases after a failure do not run."""
     passed = 0
     for first in range(0, len(cases), CASES_AT_ONCE):
         batch = cases[first : first + CASES_AT_ONCE]
@@ -77,5 +77,5 @@ async def _passes(code: str, case: Case, run: RunProgramFn) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Space at the end of lines and of the text does not count."""
+    """Whitespace at the end of lines and of the text does not count."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,4 +1,4 @@
-"""Where in a completion the answer stands. Only the policy's own final turn is read, never tool output."""
+"""Finds the answer in a completion. Only the policy's final turn is read, never tool output."""
 
 import re
 
@@ -26,7 +26,7 @@ def count_answers(completion: str, place: Place) -> int:
 
 
 def find_answer(completion: str, place: Place) -> str | None:
-    """The answer as it was written, or None where it does not stand in that place."""
+    """The answer as written, or None where that place has no answer."""
     if place == "answer":
         return boxed_answer(completion)
     said = spoken(completion)
@@ -41,7 +41,7 @@ def find_answer(completion: str, place: Place) -> str | None:
 
 
 def spoken(completion: str) -> str:
-    """What comes after the thought; nothing where the thought never ends."""
+    """The text after the thought; empty where the thought never ends."""
     ends = [found.end() for found in _THOUGHT_ENDS.finditer(completion)]
     if ends:
         return completion[ends[-1] :]
@@ -49,13 +49,13 @@ def spoken(completion: str) -> str:
 
 
 def last_tagged(text: str) -> str | None:
-    """What stands in the last `<answer>` that is closed; None without one."""
+    """The content of the last closed `<answer>`; None without one."""
     tagged = _tagged(text)
     return tagged[-1] if tagged else None
 
 
 def _tagged(text: str) -> list[str]:
-    """What stands in each `<answer>` that is closed."""
+    """The content of each closed `<answer>`."""
     found, position = list[str](), 0
     while (start := text.find(_OPENS, position)) >= 0:
         start += len(_OPENS)
@@ -74,7 +74,7 @@ def boxed_answer(completion: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{}` whose brace is closed; None without one."""
+    r"""The content of the last closed `\boxed{}`; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -87,7 +87,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_program(completion: str) -> str | None:
-    """The program in the last fenced block, else what stands in the last `<answer>`; None without either."""
+    """The program in the last fenced block, else the content of the last `<answer>`; None without either."""
     said = spoken(completion)
     program = _last_fenced(said)
     if program is not None:
@@ -97,7 +97,7 @@ def last_program(completion: str) -> str | None:
 
 
 def _last_fenced(text: str) -> str | None:
-    """What stands in the last fenced block that is closed; None without one."""
+    """The content of the last closed fenced block; None without one."""
     found, position = None, 0
     while (start := text.find(_FENCE, position)) >= 0:
         head = _FENCE_HEAD.match(text, start + len(_FENCE))
@@ -112,7 +112,9 @@ def _last_fenced(text: str) -> str | None:
 
 
 def as_integer(text: str) -> int | None:
-    """The integer a text spells (sign and thousands commas allowed), or None; bounded, for it comes from a model."""
+    """The integer that a text spells (sign and thousands commas allowed), or None. The length is bounded,
+    because a model wrote it.
+    """
     text = text.strip()
     if len(text) > 400 or not _INTEGER.fullmatch(text) or not text.isascii():
         return None

@@ -1,4 +1,4 @@
-"""Who judges: `--reward.name` is a rule of this room, or a person's own `module:function`."""
+"""Chooses the judge: `--reward.name` is a built-in rule, or the user's `module:function`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,16 +20,16 @@ from rstar_ray.trajectory import Problem, Transcript
 T = TypeVar("T")
 
 MAX_TRIES = 3
-"""How often an answer is judged again where judging failed; after that the rollout is dropped, and counted."""
+"""Most tries to judge an answer; after that the rollout is dropped, and counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The reward of a rollout, the answer it was given for, and how often judging it had failed before."""
+    """The reward of a rollout, the judged answer, and the number of failed tries before."""
 
     reward: float
     retries: int = 0
-    answer: str = field(default="", compare=False)  # as it was written; empty where there is none
+    answer: str = field(default="", compare=False)  # as written; empty without one
     loose: float | None = None  # what it is worth taken loosely, where the problem names a rule of `READ_LOOSELY`
     place: Place | None = field(default="answer", compare=False)  # where the rule reads the answer, see `answer_place`
     components: Mapping[str, float] = field(default_factory=dict[str, float])  # of a reward function that gave them
@@ -41,7 +41,7 @@ JudgeFn = Callable[[str, Problem], Awaitable[Judgement]]
 
 @runtime_checkable
 class RolloutJudge(Protocol):
-    """A judge some of whose rules read whole rollouts, among them those that did not end by themselves."""
+    """A judge with rules that read whole rollouts, also those that a limit ended."""
 
     async def __call__(self, completion: str, problem: Problem) -> Judgement: ...
     async def reads_rollouts(self, problem: Problem) -> bool: ...
@@ -54,7 +54,7 @@ Rule = Callable[[str, Problem], Awaitable[float]]
 def make_judge(
     config: RewardConfig, compare: Compare, run_program: RunProgramFn, *, own_folder: str = ""
 ) -> "Retrying":
-    """The judge that the settings name, over two functions of the sandbox. A call that fails is tried again."""
+    """The judge for the settings, over two functions of the sandbox. A failed call is retried."""
     rules = _rules(config, compare, run_program)
     rules |= {name: OwnReward(config, name, own_folder) for name in own_rewards(config)}
     loose: dict[str, Rule] = dict(zip(READ_LOOSELY, [_instructions(config, loosely=True)], strict=True))
@@ -67,7 +67,7 @@ def answer_place(config: RewardConfig, problem: Problem) -> Place | None:
 
 
 class Retrying:
-    """The rule that a problem names, or "" where it names none; tried again where judging fails."""
+    """Applies the rule that a problem names, or "" where it names none, and retries where judging fails."""
 
     def __init__(
         self, rules: Mapping[str, Rule], config: RewardConfig, *, loose: Mapping[str, Rule] | None = None
@@ -111,7 +111,7 @@ class Retrying:
 
 
 async def _retried(judge: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-    """The result, and how many tries had failed before it. Raises the `JudgeError` of the last try."""
+    """The result, and the number of failed tries before it. Raises the `JudgeError` of the last try."""
     for tried in range(MAX_TRIES):
         try:
             return await judge(), tried
@@ -172,14 +172,14 @@ TRUTHS: dict[str, tuple[Callable[[str], object], str]] = {
     "instructions": (read_instructions, '[{"name": "punctuation:no_comma", "asked": {}}]'),
     "calls": (read_wanted, '[{"name": "f", "arguments": {"a": [1]}}]'),
 }
-"""Rules whose truth is JSON text: its reader, and its form."""
+"""Rules with a JSON ground truth: the parser, and the form."""
 
 
 def refuse_truths(problems: Sequence[Problem], config: RewardConfig, option: str) -> None:
-    """Raise `ConfigError` for the first truth that its reward cannot judge by, before anything starts.
+    """Raise `ConfigError` for the first ground truth that its reward cannot use, before anything starts.
 
-    So for a row that names a function which the settings do not: a file of data must not choose what code runs. A row
-    that names an environment gets its reward from that.
+    Also for a row that names a function which the settings do not: a data file must not choose which code runs.
+    A row that names an environment gets its reward from that.
     """
     allowed = own_rewards(config)
     for problem in problems:

@@ -1,4 +1,4 @@
-"""Which language a text is in, and its sentences: by script and frequent words, for the checks of `verifiable`."""
+"""Detects the language of a text, and splits it into sentences, for the checks of `verifiable`."""
 
 import re
 from collections import Counter
@@ -26,7 +26,7 @@ _SCRIPT_OF = {
     **{"bn": "bengali", "el": "greek", "gu": "gujarati", "pa": "gurmukhi", "ko": "hangul", "he": "hebrew"},
     **{"ja": "kana", "kn": "kannada", "ml": "malayalam", "ta": "tamil", "te": "telugu", "th": "thai", "zh": "han"},
 }
-"""Languages that are alone in their script, of those told apart here."""
+"""Languages that are the only one of their script here."""
 _FREQUENT = {
     "arabic": {
         "ar": "في من على إلى أن التي الذي هذا هذه كان ما لا عن مع أو هو هي",
@@ -66,7 +66,7 @@ _LONGEST = 12  # no abbreviation is longer
 
 
 def is_language(text: str, code: str) -> bool:
-    """Whether a text is in the language of an ISO 639-1 code; False for a code that is not known here."""
+    """Whether a text is in the language of an ISO 639-1 code; False for an unknown code."""
     script = _script(text)
     if code in _SCRIPT_OF:
         return script == _SCRIPT_OF[code]

@@ -23,15 +23,17 @@ from rstar_ray.reward.value import Scored, finite
 from rstar_ray.trajectory import Problem, Transcript
 
 START_DEADLINE_S = 60.0
-"""For importing the user's module."""
+"""Longest time for importing the user's module."""
 GRACE_S = 5.0
-"""Above the deadline of an async function, which its process enforces itself; then the process is killed."""
+"""Extra time beyond the deadline of an async function, which its process enforces itself; then the process is
+killed.
+"""
 MAX_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What a process reports of the function once it has imported it."""
+    """A process's report on the function, after importing it."""
 
     is_async: bool
     takes_rollout: bool
@@ -54,7 +56,7 @@ class OwnReward:
         self._name = name
         self._signature: Signature | None = None
         self._processes = [_Process(name, folder) for _ in range(config.processes)]
-        self._free: asyncio.Queue[_Process] = asyncio.Queue()  # a process stands there once per free place
+        self._free: asyncio.Queue[_Process] = asyncio.Queue()  # contains a process once per free slot
         for process in self._processes:
             self._free.put_nowait(process)
         self._suspects: set[int] = set()  # completions that are judged alone
@@ -126,7 +128,7 @@ class _Process:
         self._signature: Signature | None = None  # of the living child's function
         self._readers: set[asyncio.Task[None]] = set()
         self._waiting: dict[int, asyncio.Future[Mapping[str, object]]] = {}
-        self._accompanied: set[int] = set()  # of those that wait: they were judged beside others
+        self._accompanied: set[int] = set()  # waiting completions that were judged beside others
         self._numbers = count()
         self._starting, self._writing = asyncio.Lock(), asyncio.Lock()
 
@@ -188,7 +190,7 @@ class _Process:
                 raise _Interrupted from None
             raise JudgeError(f"--reward.name {self._name}: no answer within {deadline_s:g} s") from None
         except asyncio.CancelledError:
-            if not signature.is_async:  # it would be busy with this completion when the next one comes
+            if not signature.is_async:  # it would still be busy with this completion
                 await self.end(child)
             raise
         finally:
@@ -198,7 +200,7 @@ class _Process:
     async def _read(self, child: asyncio.subprocess.Process) -> None:
         """Give each answer to its waiter, until the child ends."""
         assert child.stdout is not None
-        with contextlib.suppress(ValueError):  # an invalid line: the child is of no use
+        with contextlib.suppress(ValueError):  # an invalid line: the child is unusable
             while line := await child.stdout.readline():
                 answer: dict[str, Any] = json.loads(line)
                 waiting = self._waiting.get(answer.pop("id"))
@@ -207,7 +209,7 @@ class _Process:
         await self.end(child, JudgeError(f"--reward.name {self._name}: its process ended without an answer"))
 
     async def end(self, child: asyncio.subprocess.Process | None = None, reason: JudgeError | None = None) -> None:
-        """Kill the child, or this one if it still is the child, with all that it has started.
+        """Kill the child, or this one if it is still the child, with everything it started.
 
         The waiter of a completion that was judged alone gets the reason, all others `_Interrupted`.
         """
@@ -241,7 +243,7 @@ class _Unusable(JudgeError):
 
 
 def check_own_reward(name: str, folder: str, *, option: str = "--reward.name") -> None:
-    """Import the function in a separate process and look at what it takes. Raises `ConfigError`."""
+    """Import the function in a separate process and check its signature. Raises `ConfigError`."""
 
     async def once() -> None:
         process = _Process(name, folder)

@@ -1,4 +1,4 @@
-"""The process that holds a reward function of the user: pickled questions on stdin, answers as JSON lines on stdout."""
+"""The process with a user's reward function: pickled questions on stdin, answers as JSON lines on stdout."""
 
 import asyncio
 import ctypes
@@ -154,7 +154,7 @@ def _scored(value: Any) -> Answer:
 
 
 def _plain(value: Any) -> float | bool | str | None:
-    """As JSON writes it: numbers of other types, numpy's among them, become floats."""
+    """Values for JSON: numbers of other types, such as numpy's, become floats."""
     return value if value is None or isinstance(value, bool | str) else float(value)
 
 

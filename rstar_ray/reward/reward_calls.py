@@ -1,7 +1,7 @@
-"""Function calls that are written down, against those that are right: the form of BFCL's single-turn sets.
+"""Compares written function calls with the expected ones, as in BFCL's single-turn sets.
 
-A model is shown functions in its question and writes calls, as Python (`[f(a=1), g(b="x")]`) or as JSON
-(`[{"name": "f", "arguments": {"a": 1}}]`). Nothing is called.
+A model sees functions in its question and writes calls, as Python (`[f(a=1), g(b="x")]`) or as JSON (`[{"name":
+"f", "arguments": {"a": 1}}]`). Nothing is called.
 """
 
 import ast
@@ -19,7 +19,7 @@ MAX_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One call as it was written."""
+    """A call as written."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -27,16 +27,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One call that is right: what each argument may be; an empty text among it says that it may be left away."""
+    """An expected call: the allowed values of each argument; an empty string among them makes it optional."""
 
     name: str
     arguments: Mapping[str, Sequence[Any]]
 
 
 def read_wanted(truth: str) -> list[Wanted]:
-    """Calls as a truth holds them: `[{"name": "f", "arguments": {"a": [1, "1"]}}, ...]`, or `[]` where none is right.
+    """Calls of a ground truth: `[{"name": "f", "arguments": {"a": [1, "1"]}}, ...]`, or `[]` where no call is
+    right.
 
-    Raises ValueError saying what is wrong.
+    Raises ValueError with the reason.
     """
     try:
         written: Any = json.loads(truth)
@@ -74,7 +75,7 @@ def same_calls(completion: str, wanted: Sequence[Wanted]) -> bool:
 
 
 def written_calls(completion: str) -> list[Written]:
-    """The calls of a completion: of its last fenced block, else of its last `<answer>`, else of what it says at all."""
+    """The calls of a completion: of its last fenced block, else of its last `<answer>`, else of its whole text."""
     text = (last_program(completion) or spoken(completion)).strip()
     if len(text) > MAX_CHARS:
         return []
@@ -128,7 +129,9 @@ def _fits(call: Written, wanted: Wanted) -> bool:
 
 
 def _same(given: Any, wanted: Any) -> bool:
-    """Texts without case, spaces and light punctuation; 3 is 3.0, but neither is True; objects value by value."""
+    """Text is compared without case, spaces and light punctuation; 3 equals 3.0, but neither equals True;
+    objects are compared by value.
+    """
     if isinstance(given, bool) or isinstance(wanted, bool):
         return given is wanted
     if isinstance(given, str) and isinstance(wanted, str):
@@ -142,7 +145,7 @@ def _same(given: Any, wanted: Any) -> bool:
 
 
 def _same_object(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Its truth names for each key what may stand there, as arguments do."""
+    """The ground truth lists the allowed values of each key, as for arguments."""
     choices: dict[str, list[Any]] = {key: one if isinstance(one, list) else [one] for key, one in wanted.items()}
     return not set(given) - set(choices) and all(
         any(_same(given[key], one) for one in allowed) or _same(given[key], allowed) if key in given else "" in allowed

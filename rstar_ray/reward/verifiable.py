@@ -17,7 +17,7 @@ from rstar_ray.reward.language import is_language, sentences
 
 _OPTIONS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 Check = Callable[[str, Mapping[str, Any]], bool]
-"""(answer, what the instruction asks for) to whether it is followed."""
+"""(answer, parameters of the instruction) to whether it is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Instruction:
 
 
 def read_instructions(truth: str) -> list[Instruction]:
-    """Instructions as a truth holds them: `[{"name": "punctuation:no_comma", "asked": {}}, ...]` as JSON.
+    """Instructions of a ground truth: `[{"name": "punctuation:no_comma", "asked": {}}, ...]` as JSON.
 
-    Raises ValueError saying what is wrong.
+    Raises ValueError with the reason.
     """
     try:
         written: Any = json.loads(truth)
@@ -59,7 +59,7 @@ def _instruction(row: Any) -> Instruction:
 
 
 def share_followed(answer: str, instructions: list[Instruction], *, loosely: bool = False) -> float:
-    """The share of them that an answer follows; loosely, each in any of the answer's forms."""
+    """The share of instructions that an answer follows; loosely, each in any of the answer's variants."""
     forms = _loose_forms(answer) if loosely else [answer]
     return sum(any(map(one.followed_by, forms)) for one in instructions) / len(instructions)
 
@@ -80,7 +80,7 @@ def _words(text: str) -> list[str]:
 
 
 def _paragraphs(answer: str) -> list[str]:
-    """Of a text whose paragraphs are divided by three stars; nothing before the first or behind the last is none."""
+    """The parts of a text whose paragraphs are separated by three stars; an empty first or last part is dropped."""
     parts = re.split(r"\s?\*\*\*\s?", answer)
     return parts[0 if parts[0].strip() else 1 : len(parts) if parts[-1].strip() else -1]
 
@@ -216,4 +216,4 @@ CHECKS: dict[str, tuple[Check, dict[str, type]]] = {
     "change_case:english_lowercase": (lambda answer, _: answer.islower() and is_language(answer, "en"), {}),
     "punctuation:no_comma": (lambda answer, _: "," not in answer, {}),
 }
-"""Each with what it must be told."""
+"""Each check with its required parameters."""

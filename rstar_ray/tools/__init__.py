@@ -1,1 +1,1 @@
-"""What a policy may do besides writing: tools, and environments that answer it (docs/tools.md)."""
+"""Tools that a policy may call, and environments that reply to it (docs/tools.md)."""
