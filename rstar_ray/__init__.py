@@ -1,1 +1,1 @@
-"""The words, the maths and the loop of GRPO-RoC training (arXiv:2508.20722), without Ray, vLLM or DeepSpeed."""
+"""Records, mathematics and training loop of GRPO-RoC (arXiv:2508.20722), without Ray, vLLM or DeepSpeed."""

@@ -1,4 +1,4 @@
-"""Checkpoints beside the steps: a copy is taken between two of them, and written while the next one runs."""
+"""Checkpoints in the background: state is copied between two steps, and written while the next step runs."""
 
 import asyncio
 import logging
@@ -20,13 +20,13 @@ from rstar_ray.stage_progress import StageProgress
 log = logging.getLogger(__name__)
 
 BALANCER_STATE = "balancer.json"
-"""In a checkpoint: what the balancer had learned by then."""
+"""File of a checkpoint with the balancer's state."""
 BALANCER_STATE_S = 10.0
-"""How long a checkpoint waits for the balancer, without which it is whole too."""
+"""Longest wait for the balancer's state; a checkpoint is whole without it."""
 
 
 class Saving:
-    """The newest checkpoint of a stage, at most one of which is being written."""
+    """The newest checkpoint of a stage; at most one is being written."""
 
     def __init__(self, config: RunConfig, context: RunContext) -> None:
         self._config = config
@@ -35,9 +35,9 @@ class Saving:
         self._step = 0  # of it
 
     async def take(self, progress: StageProgress, *, finishes: bool = False) -> None:
-        """Return once the copy is taken; where it `finishes` the stage, once all of it is on disk.
+        """Return once the state is copied; where it `finishes` the stage, once everything is on disk.
 
-        Waits for the checkpoint before, and raises what kept that one or this one's copy from being whole.
+        Waits for the previous checkpoint, and raises its error or that of this copy.
         """
         began_s = time.monotonic()
         await self.settled()
@@ -57,26 +57,26 @@ class Saving:
             self._context.run_dir.finish_stage(self._config.stage, progress.step)
 
     def refuse_failed(self) -> None:
-        """Raise what kept the newest checkpoint from being written, where that is known by now."""
+        """Raise the newest checkpoint's error, if it has failed by now."""
         if self._writing is not None and self._writing.done():
             task, self._writing = self._writing, None
             task.result()
 
     async def settled(self) -> None:
-        """Wait until the newest checkpoint is whole; raises what kept it from that."""
+        """Wait until the newest checkpoint is whole; raises its error."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
             self.refuse_failed()
 
     async def end(self) -> None:
-        """As `settled`, beside another error that ends the stage: what kept it from being whole is shown."""
+        """Like `settled`, after another error that ends the stage: a failed write is only logged."""
         try:
             await self.settled()
         except Exception as failed:
             self._log_failure(failed)
 
     async def drop(self) -> None:
-        """Give up what is not whole yet: the checkpoint before stays the newest."""
+        """Abandon an unfinished checkpoint: the previous one stays the newest."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.cancel()
@@ -88,8 +88,9 @@ class Saving:
         log.warning(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
 
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
-        """Learner state, progress, what the balancer has learned, and the policy as a Hugging Face folder: a whole
-        checkpoint, or none."""
+        """Write a whole checkpoint, or none: learner state, progress, the balancer's state, and the policy as a
+        Hugging Face folder.
+        """
         began_s, stage, learner = time.monotonic(), self._config.stage, self._context.learner
         written = dict[Path, WrittenFile]()
         with self._context.run_dir.write_checkpoint(stage, progress.step, written=written) as folder:
@@ -128,7 +129,7 @@ class Saving:
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:
-    """A thread cannot be cancelled: it is waited for even then."""
+    """A thread cannot be cancelled, so it is awaited even then."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
@@ -139,14 +140,15 @@ async def _to_its_end(work: Awaitable[None]) -> None:
 
 @asynccontextmanager
 async def saving(config: RunConfig, context: RunContext) -> AsyncGenerator[Saving]:
-    """For one stage: whatever ends it, a checkpoint that is being written then is brought to its end first, except
-    where the stage is cancelled, as it is when a rank is lost."""
+    """For one stage: however it ends, an unfinished checkpoint is finished first, except where the stage is
+    cancelled, such as after the loss of a rank.
+    """
     saves = Saving(config, context)
     try:
         yield saves
         await saves.settled()
     except Exception:
-        await saves.end()  # the stage's own reason is the one to be raised
+        await saves.end()  # the stage's own error is raised
         raise
     finally:
         await saves.drop()

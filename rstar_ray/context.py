@@ -1,4 +1,4 @@
-"""What the stages of a run act through. The Protocols are implemented by actors, and by fakes in tests."""
+"""The services that the stages of a run use. Actors implement the Protocols; tests have fakes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Learner(Protocol):
 
 
 class Services(Protocol):
-    """What a stage asks of the run's other actors."""
+    """The run's other actors, as a stage uses them."""
 
     async def publish(self, policy_version: int) -> int:
         """Send the learner's weights to every replica and return their checksum when all serve them.
@@ -68,11 +68,11 @@ class Services(Protocol):
         ...
 
     async def balancer_state(self) -> Mapping[str, object] | None:
-        """What the balancer has learned, as JSON; None for a rule that learns nothing."""
+        """What the balancer has learned, as JSON; None for a rule without state."""
         ...
 
     async def load_balancer_state(self, saved: Mapping[str, object]) -> None:
-        """Load what `balancer_state` gave. Raises `ValueError` for a malformed one."""
+        """Load the result of `balancer_state`. Raises `ValueError` for a malformed one."""
         ...
 
     def memory_bytes(self) -> Mapping[str, int]:

@@ -27,7 +27,7 @@ class Wait:
 
 @dataclass(slots=True)
 class Waits:
-    """The open waits of this process, and how many were answered; the watchdog reads both."""
+    """The open waits of this process, and the number of answered ones, for the watchdog."""
 
     num_answered: int = 0
     _open: dict[int, Wait] = field(default_factory=dict[int, Wait])

@@ -52,7 +52,7 @@ class StalenessRule:
         self._ended = step
 
     def oldest(self, number: int) -> int:
-        """Ended steps behind the oldest weights that may sample a token of this draw."""
+        """Number of ended steps of the oldest weights that may sample a token of this draw."""
         return max(0, number - 1 - self._staleness)
 
 
@@ -102,8 +102,10 @@ class Draws:
         self._tasks: dict[int, asyncio.Task[Draw]] = {}
 
     async def take(self, step: int) -> Draw:
-        """The draw of this step, once all its rollouts have ended. All steps before have ended, and are not taken
-        again. Raises as `roll_out`."""
+        """The draw of this step, once all its rollouts have ended.
+
+        All earlier steps have ended; no draw is taken twice. Raises as `roll_out`.
+        """
         started_s = time.monotonic()
         self._rule.end(step - 1)
         for number in self._rule.begin():
@@ -140,7 +142,7 @@ class Draws:
         self._tasks[number] = asyncio.create_task(finishing)
 
     def _note_solved(self, draw: Draw) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """Of the latest steps, with this one, the problems that `--data.skip-solved` may leave out of later draws."""
+        """The problems that `--data.skip-solved` may leave out of later draws, of the latest steps and this one."""
         steps = self._config.data.skip_solved
         if not steps:
             return ()
@@ -166,14 +168,16 @@ class Draws:
         return frozenset(index for index, problem in enumerate(self._problems) if problem.id in left_out)
 
     def _oldest_version(self, number: int, *, ended: int) -> int:
-        """Of the policy, that may have sampled a turn of this draw; the newest where older ones are not on record."""
+        """The oldest policy version that may have sampled a turn of this draw; the newest where older weights
+        are not on record.
+        """
         if self._weights is None:
             return 0
         found = self._weights.version(self._rule.oldest(number))
         return found if found is not None else self._weights.version(ended) or 0
 
     async def abandon(self) -> list[str]:
-        """The stage has ended before these draws: stop their rollouts, and return the ids of these."""
+        """The stage ended before these draws: stop their rollouts and return their ids."""
         abandoned = [request.rollout_id for requests in self._requests.values() for request in requests]
         await self.close()
         if abandoned:

@@ -1,4 +1,4 @@
-"""What can become of *us*. What becomes of a model's program is data: see `rstar_ray.outcome`."""
+"""Our own failures. Failures of a model's program are data: see `rstar_ray.outcome`."""
 
 
 class RStarError(Exception):
@@ -23,7 +23,9 @@ class SandboxError(RStarError):
 
 
 class JudgeError(RStarError):
-    """An answer could not be judged: the comparison or the reward function hung, crashed or said nonsense."""
+    """An answer could not be judged: the comparison or the reward function hung, crashed or returned an invalid
+    value.
+    """
 
 
 class ToolError(RStarError):
@@ -31,7 +33,7 @@ class ToolError(RStarError):
 
 
 class ToolStateLost(ToolError):
-    """The state that a tool kept for a rollout is gone, and there is no snapshot: the rollout starts again."""
+    """The state that a tool held for a rollout is lost, without a snapshot: the rollout restarts."""
 
 
 class EngineError(RStarError):
@@ -43,20 +45,21 @@ class LearnerError(RStarError):
 
 
 class RankLost(LearnerError):
-    """A learner rank died, was ended for being silent, met what may pass, or what it was to train on is gone: the gang
-    can start again from its newest checkpoint."""
+    """A learner rank died or was killed because it was silent, met a temporary fault, or lost its training
+    rows: the gang can restart from its newest checkpoint.
+    """
 
 
 class TransferError(RStarError):
-    """Weights did not get from the learner to an engine; both may be well."""
+    """A transfer of weights from the learner to an engine failed; both may be healthy."""
 
 
 class VersionGone(LearnerError):
-    """The learner holds other weights than a version's by now."""
+    """The learner no longer holds the weights of this version."""
 
 
 class Stopped(RStarError):
-    """A person or the cluster asked the run to end, and it has; the same command resumes."""
+    """The user or the cluster stopped the run; the same command resumes it."""
 
 
 class DeadlineExceeded(RStarError):

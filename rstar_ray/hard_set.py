@@ -1,6 +1,7 @@
-"""The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section 4.3).
+"""The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section
+4.3).
 
-Each problem's row is written when the last of its rollouts ends, and an interrupted choice resumes from those.
+Each problem's row is written when its last rollout ends, and an interrupted choice resumes from these rows.
 """
 
 import logging
@@ -24,9 +25,9 @@ from rstar_ray.trajectory import Problem
 log = logging.getLogger(__name__)
 
 SIBLINGS = 8
-"""Rollouts that a problem gets."""
+"""Rollouts per problem."""
 MOST_LOST = 0.05
-"""Share of its rollouts that the choice may lack."""
+"""Largest share of rollouts that the choice may lack."""
 
 
 async def unsolved(result_log: ResultLog, config: RunConfig, context: RunContext, *, choice: str) -> list[Problem]:
@@ -67,9 +68,9 @@ def _always_solved(result: ProblemResult) -> bool:
 
 
 async def hard_set(problems: Sequence[Problem], config: RunConfig, context: RunContext) -> Sequence[Problem]:
-    """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory.
+    """The hard set of stage 3, chosen once by the stage's initial policy and kept in the run directory.
 
-    The rows that it was chosen by stay beside those of evaluations, for whoever wants to look at them.
+    The rows behind the choice stay beside those of evaluations, for inspection.
     """
     if (kept := stored_hard_set(problems, config, context.run_dir)) is not None:
         context.run_dir.drop_turns(choice_folder(config.stage))
@@ -97,7 +98,7 @@ def _candidates(problems: Sequence[Problem], config: RunConfig) -> Sequence[Prob
 
 
 def stored_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDir) -> list[Problem] | None:
-    """Those of an earlier start's choice; None where there is none."""
+    """The hard set of an earlier start; None where there is none."""
     path = _hard_set_path(config, run_dir)
     if not path.exists():
         return None
@@ -110,7 +111,7 @@ def _hard_set_path(config: RunConfig, run_dir: RunDir) -> Path:
 
 
 def _choice(config: RunConfig, context: RunContext) -> str:
-    """One choice's own: by whom it is made, and how that is asked."""
+    """A digest of one choice: the policy, and the settings of its rollouts."""
     newest = context.run_dir.newest_checkpoint(config.stage)
     model = Path(config.model) if config.model and newest is None else None
     left_by = {config.stage: newest.path} if newest is not None else stage_ends(context.run_dir)
@@ -119,6 +120,6 @@ def _choice(config: RunConfig, context: RunContext) -> str:
 
 
 def _contents(checkpoint: Path) -> str:
-    """Of every file, by one checksum; empty for a checkpoint that a person removed, as later stages need it no more."""
+    """One checksum over all files; empty for a checkpoint that the user deleted because later stages do not need it."""
     manifest = checkpoint / MANIFEST
     return checksum(manifest) if manifest.exists() else ""

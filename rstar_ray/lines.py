@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rstar_ray.trajectory import Turn
 
 NEW = -1
-"""In place of the number of a turn: a line that begins with its own prompt."""
+"""In place of a turn's number: a line that begins with a separate prompt."""
 
 
 def lines_of(parents: Sequence[int]) -> list[list[int]]:
@@ -27,7 +27,7 @@ def lines_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 def line_to(parents: Sequence[int], number: int) -> list[int]:
-    """The turns of a line up to this one."""
+    """The turns of a line up to and including this one."""
     line = list[int]()
     while number != NEW:
         line.append(number)
@@ -82,7 +82,7 @@ def lines_with_loss(
 def line_sizes(
     turns: Sequence[Turn], loss_mask: Sequence[bool] | NDArray[np.bool_], num_prompt: int
 ) -> tuple[tuple[int, int], ...]:
-    """The tokens of each line, and those with a loss; empty where there is one line alone."""
+    """The tokens of each line, and those with a loss; empty where the rollout has one line."""
     if all(turn.continues is None for turn in turns):
         return ()
     return tuple((len(places), int(loss.sum())) for places, loss in lines_with_loss(turns, loss_mask, num_prompt))

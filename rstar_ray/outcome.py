@@ -1,4 +1,4 @@
-"""What became of a model's program, as data (GRPO-RoC counts it, arXiv:2508.20722 Eq. 4)."""
+"""The outcome of a model's program, as data (GRPO-RoC counts it, arXiv:2508.20722 Eq. 4)."""
 
 from enum import StrEnum
 
@@ -10,8 +10,8 @@ class Outcome(StrEnum):
     ERROR = "error"  # the program raised or exited non-zero
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
-    OUTPUT_LIMIT = "output_limit"  # ended for printing without end
-    KILLED = "killed"  # ended by a signal
+    OUTPUT_LIMIT = "output_limit"  # killed for printing more than its limit
+    KILLED = "killed"  # killed by a signal
     INVALID = "invalid"  # could not be parsed or run at all
 
     @property

@@ -1,4 +1,4 @@
-"""Lines that tell a person how far something long has come."""
+"""Progress messages of long work."""
 
 import logging
 import time
@@ -7,11 +7,11 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 EVERY_S = 20.0
-"""Shortest time between two lines."""
+"""Shortest time between two messages."""
 
 
 class Progress:
-    """Counts what has ended, and says so now and then: "aime2024: 12 of 30 problems, 40 s"."""
+    """Counts finished items, and logs the count at intervals: "aime2024: 12 of 30 problems, 40 s"."""
 
     def __init__(
         self,
@@ -22,14 +22,14 @@ class Progress:
         unit: str = "problems",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`done`: so many of the total had ended before this began."""
+        """`done`: items that were finished before."""
         self._what, self._total, self._unit = what, total, unit
         self._clock = clock
         self._ended = done
         self._began_s = self._said_s = clock()
 
     def ended(self, count: int = 1, note: str = "") -> None:
-        """So many more are done; `note` goes with the line, where one is due."""
+        """Count finished items; `note` is appended to the next message."""
         self._ended += count
         now_s = self._clock()
         if now_s - self._said_s >= EVERY_S and self._ended < self._total:

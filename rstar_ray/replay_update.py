@@ -1,7 +1,7 @@
-"""A recorded step's update, repeated: the same rollouts, chosen by the same draw, against the same checkpoint.
+"""Repeats a recorded step's update: the same rollouts, chosen by the same draw, against the same checkpoint.
 
-What a step's update depends on is in the run directory: the trajectories' tokens, rewards and log-probs, the settings,
-and the checkpoint before it. Nothing else is read, so that a difference says something.
+The run directory holds everything that a step's update depends on: the trajectories' tokens, rewards and
+log-probs, the settings, and the previous checkpoint. Nothing else is read, so a difference is meaningful.
 """
 
 import json
@@ -33,14 +33,14 @@ from rstar_ray.trajectory import Trajectory
 COMPARED = tuple(metric.name for metric in STEP_METRICS if metric.group == "update")
 """Metrics of an update that a step's row has."""
 ALIKE = 1e-3
-"""Relative difference up to which a figure counts as repeated: log-probs are recorded to four decimals."""
+"""Largest relative difference that counts as repeated: log-probs are recorded to four decimals."""
 ALIKE_BELOW = 1e-4
-"""Two figures that are both below it are alike: the rounding of what is recorded."""
+"""Two figures below it are equal: recorded values are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """What one step left behind."""
+    """The recorded data of one step."""
 
     config: RunConfig
     step: int
@@ -52,7 +52,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One figure of the update, then and now."""
+    """One figure of the update, recorded and repeated."""
 
     name: str
     then: float
@@ -74,7 +74,7 @@ class Compared:
 
 
 def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
-    """Everything of one step. Raises `ConfigError` with a hint for what the directory lacks."""
+    """Load the data of one step. Raises `ConfigError` with a hint for missing parts."""
     run_dir = RunDir(run)
     configs = _configs(run_dir)
     if stage not in configs or stage == "sft":
@@ -93,7 +93,7 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
 
 
 def repeatable(run: Path) -> list[tuple[str, int]]:
-    """(stage, step) of the steps whose trajectories are kept and whose checkpoint before is there."""
+    """(stage, step) of the steps with recorded trajectories and a checkpoint before them."""
     run_dir, found = RunDir(run), list[tuple[str, int]]()
     _configs(run_dir)
     for path in sorted(run_dir.trajectories_path.glob("*-step-*.jsonl")):
@@ -198,7 +198,7 @@ async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compar
 
 
 def compared(row: Mapping[str, Any], now: UpdateResult) -> list[Compared]:
-    """Every metric of the update that has a value then and now."""
+    """Every metric that both updates have."""
     return [
         Compared(name=name, then=float(row[name]), now=float(now.metrics[name]))
         for name in COMPARED
@@ -221,7 +221,7 @@ def _handed_over(row: Mapping[str, Any], stage: str, step: int) -> frozenset[str
 
 
 def _before(run_dir: RunDir, config: RunConfig, step: int) -> Path | None:
-    """Where the learner stood before the step. Raises `ConfigError` where that is not there any more."""
+    """The learner's state before the step. Raises `ConfigError` where it no longer exists."""
     if step == 1:
         if config.model:
             return None

@@ -1,4 +1,4 @@
-"""Asking for rollouts and collecting what becomes of them, by refs and summaries: tokens stay where they are."""
+"""Requests rollouts and collects the results, as refs and summaries: tokens stay where they are."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ class TrajectoryRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRollout:
-    """What the driver is told of a finished rollout."""
+    """The driver's record of a finished rollout."""
 
     summary: TrajectorySummary
     ref: TrajectoryRef
@@ -74,13 +74,13 @@ class Rollouts(Protocol):
 
 
 FEW = 8
-"""Rollouts whose reward fails, before the first of the rule that could be judged, that end the run."""
+"""Failed rewards, before the first success of a rule, that end the run."""
 
 
 class UnprovenRewards:
-    """Ends a run whose reward has never worked after a few rollouts: a whole step of them would be lost to it.
+    """Ends a run whose reward fails on its first few rollouts, instead of losing a whole step.
 
-    A rule that has judged one rollout is proven; what fails later is dropped, and counted by the step.
+    A rule that has judged one rollout is proven; later failures are dropped, and counted by the step.
     """
 
     def __init__(self) -> None:
@@ -105,9 +105,9 @@ class UnprovenRewards:
 Group = list[FinishedRollout]
 
 MOST_REPEATS = 2
-"""How often a rollout that our own failures ended is asked for again where its answer is needed."""
+"""Most repeats of a rollout that our own failures ended, where its result is needed."""
 REPEAT = "/again-"
-"""Between a rollout's id and the number of its repeat."""
+"""Separates a rollout's id from the number of its repeat."""
 _REPEATED = re.compile(rf"{REPEAT}\d+$")
 
 
@@ -156,7 +156,7 @@ def rollout_requests(
 
 
 class RolledOut(NamedTuple):
-    """What became of some requests."""
+    """The results of some requests."""
 
     groups: list[Group]
     dropped: list[DroppedRollout]
@@ -226,7 +226,7 @@ async def whole_groups(
 
 
 def _lost(end: FinishedRollout | DroppedRollout) -> DroppedRollout | None:
-    """What says nothing about the policy: our failure, or an answer that could not be judged."""
+    """Whether it says nothing about the policy: our failure, or an answer that could not be judged."""
     if isinstance(end, DroppedRollout):
         return end
     summary = end.summary
@@ -236,14 +236,14 @@ def _lost(end: FinishedRollout | DroppedRollout) -> DroppedRollout | None:
 
 
 def _without_repeat(rollout_id: str) -> str:
-    """At its end alone: a problem's id, which stands in the middle, may read in any way."""
+    """Only at the end: the problem's id in the middle may contain anything."""
     return _REPEATED.sub("", rollout_id)
 
 
 async def _ends(
     requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float
 ) -> AsyncIterator[FinishedRollout | DroppedRollout]:
-    """The end of every request, once, as it comes."""
+    """The end of every request, once, as it arrives."""
     ended: set[str] = set()
     stream = rollouts.run(requests)
 
@@ -265,7 +265,7 @@ async def _next_end(
     deadline_s: float,
     unfinished: Callable[[], str],
 ) -> FinishedRollout | DroppedRollout:
-    """The deadline begins again while rollouts of other runs end: this one may wait for their room."""
+    """The deadline restarts while rollouts of other runs end: this one may wait for their memory."""
     coming = asyncio.ensure_future(anext(stream))
     try:
         while True:

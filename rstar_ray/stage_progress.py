@@ -18,7 +18,7 @@ LARGER_GROUPS = {
     "random": "or keep more rollouts (--algorithm.keep)",
     "none": "or draw more rollouts (--algorithm.keep)",
 }
-"""What each way of resampling has to make it likelier that the rewards of a kept group differ."""
+"""For each resampling rule, the options that make it likelier that the rewards of a kept group differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class StageProgress:
 
     @classmethod
     def read(cls, checkpoint: Path) -> "StageProgress":
-        """Of a checkpoint's folder; raises `ConfigError` with the file's name where one of the fields is not there."""
+        """Read from a checkpoint's folder. Raises `ConfigError` with the file's name where a field is missing."""
         return cls.from_json(read_object(checkpoint / "progress.json", *(one.name for one in fields(cls))))
 
     @classmethod
@@ -81,9 +81,9 @@ class StageProgress:
 
 
 def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> None:
-    """Raise `ConfigError` where a resumed stage would draw from something else: its position means nothing there.
+    """Raise `ConfigError` where a resumed stage would draw from other data: its position is meaningless there.
 
-    `data` is the digest of what there is now.
+    `data` is the digest of the current data.
     """
     if progress.step == 0 or progress.data == data:
         return
@@ -102,7 +102,7 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
 
 
 def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: AlgorithmConfig) -> str:
-    """Why a run whose batches stay empty ends, and what can be done about it."""
+    """Why a run whose batches stay empty ends, with a hint."""
     right, wrong = (f"{100 * share:.0f} %" for share in (metrics["frac_all_correct"], metrics["frac_all_wrong"]))
     hint = "give harder problems (--drop-solved)"
     if metrics["frac_all_wrong"] > metrics["frac_all_correct"]:

@@ -97,7 +97,7 @@ async def run_sft(
 async def _save_or_stop(
     config: RunConfig, saves: Saving, progress: StageProgress, stop: RStarError | None, *, last: bool
 ) -> None:
-    """The step's checkpoint where one is due; `stop` ends the run once its checkpoint is whole."""
+    """Take the step's checkpoint where one is due; `stop` ends the run once its checkpoint is whole."""
     saves.refuse_failed()
     if progress.step % config.checkpoint.every_steps == 0 or last or stop:
         await saves.take(progress, finishes=last and not stop)
@@ -129,7 +129,7 @@ def _empty_steps(config: RunConfig, record: StepRecord, progress: StageProgress)
 
 
 def _low_ess(config: RunConfig, metrics: StepMetrics, low_steps: int) -> RStarError | None:
-    """The batches are too far off policy: a few tokens carry the whole update."""
+    """End the stage where the batches are too far off policy: a few tokens carry the whole update."""
     if low_steps < config.algorithm.max_low_ess_steps:
         return None
     return RStarError(
@@ -159,7 +159,7 @@ async def run_rl(
     if config.drop_solved:
         problems = await hard_set(problems, config, context)
     progress = _on(config, progress, digest_of_problems(problems))
-    await _balancer_stats(context)  # resets them: what came before the first step is not part of its row
+    await _balancer_stats(context)  # resets them: earlier events are not part of the first step's row
     cut_ledger(context.run_dir.path, stage=config.stage, after_step=progress.step)
     metrics_log = MetricsLog(
         context.run_dir.path,
@@ -230,7 +230,7 @@ def _served_weights(config: RunConfig, run_dir: RunDir, progress: StageProgress,
 
 
 def _log_inactive_format(config: RunConfig, problems: Sequence[Problem]) -> None:
-    """A line where resampling has no format to penalise: the penalty then only counts failed calls."""
+    """Log where resampling has no format to penalise: the penalty then only counts failed calls."""
     if config.algorithm.resample not in ("paper", "release") or not config.algorithm.roc_answer_format:
         return
     without = set[str]()
@@ -249,7 +249,7 @@ def _log_inactive_format(config: RunConfig, problems: Sequence[Problem]) -> None
 async def _evaluate_if_due(
     config: RunConfig, progress: StageProgress, heldout: Sequence[Problem], context: RunContext
 ) -> None:
-    """Before the first step and every so many; the stage's end is evaluated by whoever runs the stages."""
+    """Evaluate before the first step and at intervals; the caller of the stages evaluates at the stage's end."""
     step, every = progress.step, config.evaluate.every_steps
     due = not _start_was_evaluated(config, context.run_dir) if step == 0 else every > 0 and step % every == 0
     if heldout and due and not evaluated(context.run_dir, config.stage, step):
@@ -258,15 +258,15 @@ async def _evaluate_if_due(
 
 
 def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
-    """Whether a curve has its first point already: the stage before ended with it."""
+    """Whether the first point of a curve exists: the previous stage ended with it."""
     before = None if config.model else previous_checkpoint(run_dir, config.stage)
     return before is not None and evaluated(run_dir, before.stage, before.step)
 
 
 async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress, Path | None]:
-    """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left.
+    """Bring the learner to this stage's state: its own newest checkpoint, or the previous stage's end.
 
-    Returns the folder it was loaded from too; None for another policy, or none.
+    Returns the folder it was loaded from too; None for another policy, or for no folder.
     """
     newest = await context.run_dir.newest_whole_checkpoint(config.stage)
     forget_evaluations(context.run_dir, config.stage, newest.step if newest else 0)
@@ -275,7 +275,9 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
         last = config.sft.steps if config.stage == "sft" else config.steps
         if (newest.step >= last or progress.ended) and context.run_dir.finished_checkpoint(config.stage) is None:
             context.run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
-        if progress.empty_steps >= config.max_empty_steps:  # what stopped the run; it may take as many steps again
+        if (
+            progress.empty_steps >= config.max_empty_steps
+        ):  # the reason of the stop; the stage may continue for as many steps
             progress = replace(progress, empty_steps=0)
         await context.learner.load_checkpoint(newest.path)
         log.info(f"{config.stage}: resuming after step {newest.step}")
@@ -294,7 +296,7 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
 
 
 async def _load_balancer_state(folder: Path | None, context: RunContext) -> None:
-    """What the balancer had learned by this checkpoint; without it the balancer starts from nothing."""
+    """What the balancer had learned by this checkpoint; without it the balancer starts empty."""
     if folder is not None:
         with best_effort(f"{BALANCER_STATE} of {folder.name}"), suppress(FileNotFoundError):
             await context.services.load_balancer_state(read_object(folder / BALANCER_STATE))
@@ -354,7 +356,7 @@ def _append_ledger(record: StepRecord, abandoned: Sequence[str], stage: str, run
             advantages=record.advantages,
         )
     except OSError as failed:
-        failed.filename = failed.filename or str(run_dir.path / LEDGER)  # a write does not say of what
+        failed.filename = failed.filename or str(run_dir.path / LEDGER)  # the error of a write does not name its file
         raise
 
 

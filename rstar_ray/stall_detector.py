@@ -1,8 +1,9 @@
-"""Which process is silent, or stuck at its work, for longer than its limit.
+"""Finds processes that are silent, or without progress at their work, for longer than their limit.
 
-Pure rules over heartbeats and a clock that is passed in. Time is counted by the detector's own ticks: where the
-detector itself was held up (the machine stopped, slept, swapped), the gap counts for two of its ticks at most, so that
-processes that were held up with it are not stalled. Time in which a process waited for a core does not count either.
+Pure rules over heartbeats and a clock that is passed in. Time is counted by the detector's own ticks. Where the
+detector itself was held up (the machine stopped, slept, swapped), the gap counts as at most two ticks, so that
+processes that were held up with it are not stalled. Time in which a process waited for a core does not count
+either.
 """
 
 import math
@@ -37,7 +38,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class Detector:
-    """Judges by name; a stalled process is forgotten until it is watched again."""
+    """Processes by name; a stalled process is forgotten until it is watched again."""
 
     tick_s: float
     _now_s: float = 0.0  # own time: advances with the ticks
@@ -45,7 +46,7 @@ class Detector:
     _watched: dict[str, _Watched] = field(default_factory=dict[str, _Watched])
 
     def watch(self, name: str, limit: Limit) -> None:
-        """It has to answer from now on; its limits start again."""
+        """Watch a process from now on; its limits start again."""
         self._watched[name] = _Watched(limit=limit, heard_s=self._now_s, progress_s=self._now_s)
 
     def forget(self, name: str) -> None:
@@ -59,12 +60,12 @@ class Detector:
         return {name: self._now_s - one.heard_s for name, one in self._watched.items()}
 
     def starved(self, name: str, seconds: float) -> None:
-        """It waited for a core for so much of its silence."""
+        """The process waited for a core for that much of its silence."""
         if (one := self._watched.get(name)) is not None:
             one.starved_s = seconds
 
     def heard(self, name: str, *, work: int = 0, progress: int = 0) -> None:
-        """It answered with `work` open items; `progress` changes when it makes progress."""
+        """The process answered, with `work` open items; `progress` changes when it makes progress."""
         one = self._watched.get(name)
         if one is None:
             return

@@ -1,7 +1,7 @@
-"""Folders for temporary files that do not stay for ever: what an owner that was killed has left, the next one clears.
+"""Temporary folders that are removed even if their owner is killed: the next owner clears them.
 
-An owner holds a lock on a file in its folder; the kernel lets it go with the process. Whoever makes a folder of the
-same kind removes those beside it whose lock nobody holds.
+An owner holds a lock on a file in its folder; the kernel releases it with the process. The creator of a folder
+of the same kind removes its neighbours whose lock is free.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ LOCK = ".owner"
 
 
 def insides(folder: Path) -> list[Path]:
-    """All that is in it but its lock."""
+    """All of its content but the lock."""
     return [inside for inside in folder.iterdir() if inside.name != LOCK]
 
 
 def empty(folder: Path) -> None:
-    """Remove all that is in it but its lock."""
+    """Remove all of its content but the lock."""
     for inside in insides(folder):
         if inside.is_dir() and not inside.is_symlink():
             shutil.rmtree(inside)
@@ -31,7 +31,7 @@ def empty(folder: Path) -> None:
 
 
 class LockedFolder:
-    """A new folder, its owner's alone, until `remove`."""
+    """A new folder, private to its owner, until `remove`."""
 
     def __init__(self, prefix: str, *, parent: str | None = None, clear: Callable[[Path], object] = empty) -> None:
         """`prefix` names the kind; `clear` removes the `insides` of a folder, and may fail."""
@@ -41,7 +41,7 @@ class LockedFolder:
         locking = self.path / f"{LOCK}-new"
         self._lock = os.open(locking, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        locking.rename(self.path / LOCK)  # from here on it is told from a folder that is only just being made
+        locking.rename(self.path / LOCK)  # from here on it differs from a folder that is just being created
 
     def remove(self) -> None:
         """With all that is in it."""
@@ -52,7 +52,7 @@ class LockedFolder:
 
 
 def _remove(folder: Path, clear: Callable[[Path], object]) -> None:
-    """The lock goes last: whoever is killed half-way leaves a folder that is told from one that is just being made."""
+    """The lock goes last: a folder whose removal was interrupted differs from one that is just being created."""
     clear(folder)
     if not insides(folder):
         (folder / LOCK).unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def _remove(folder: Path, clear: Callable[[Path], object]) -> None:
 
 
 def sweep(parent: Path, prefix: str, clear: Callable[[Path], object] = empty) -> None:
-    """Remove this user's folders of this kind whose owner is no more."""
+    """Remove this user's folders of this kind whose owner is gone."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             about = folder.lstat()

@@ -20,12 +20,12 @@ from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.stage_progress import StageProgress
 
 MOST_DROPPED = 0.5
-"""Share of a step's rollouts that our own failures may end before the run does."""
+"""Largest share of a step's rollouts that our own failures may end before the run ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What a step leaves behind for the log."""
+    """A step's results, for the log."""
 
     metrics: StepMetrics
     statuses: Mapping[str, RolloutStatus]  # of every rollout asked for, by its id
@@ -99,7 +99,7 @@ def rollout_statuses(
     left_out: Sequence[LeftOut],
     dropped: Sequence[DroppedRollout],
 ) -> dict[str, RolloutStatus]:
-    """What became of each rollout: every later verdict stands over an earlier one."""
+    """The status of each rollout; a later one replaces an earlier one."""
     statuses = {rollout.summary.rollout_id: RolloutStatus.RESAMPLED_AWAY for group in groups for rollout in group}
     statuses |= {rollout.summary.rollout_id: RolloutStatus.EQUAL_REWARDS for group in kept for rollout in group}
     statuses |= {row.rollout_id: RolloutStatus.TRAINED for row in rows}
@@ -121,7 +121,7 @@ def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> t
 async def train_steps(
     draws: Draws, context: RunContext, config: RunConfig, progress: StageProgress
 ) -> AsyncIterator[tuple[StepRecord, StageProgress]]:
-    """The stage's remaining steps; what logs, saves and stops wraps them from outside."""
+    """The stage's remaining steps; logging, checkpoints and stops wrap them from outside."""
     while progress.step < config.steps and not progress.ended:
         draw = await draws.take(progress.step + 1)
         record = await train_step(draw, context, config, policy_version=progress.policy_version)

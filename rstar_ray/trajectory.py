@@ -42,7 +42,7 @@ class Sampling:
 
 
 MODELS_OWN = Sampling(temperature=1.0, top_p=1.0)
-"""From the whole of the model's own distribution."""
+"""The model's own full distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RolloutLimits:
     max_response_tokens: int
     max_turns: int
     max_context_tokens: int  # the engine's context: prompt and response together
-    max_calls_per_turn: int  # what is called beyond is told so, and counts as failed
+    max_calls_per_turn: int  # further calls get an error message and count as failed
     max_environment_turns: int | None = None  # replies of the environment, which `max_turns` does not count; None: any
 
 
@@ -84,15 +84,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolMemory:
-    """Where a rollout stands with a tool that keeps a state for it."""
+    """A rollout's state at a tool that holds one for it."""
 
     calls: int  # finished ones
-    snapshot: str | None = None  # makes the same state again; None where the tool takes none
+    snapshot: str | None = None  # restores the state; None where the tool takes no snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the model is shown of a call, and what GRPO-RoC counts."""
+    """What the model sees of a call, and what GRPO-RoC counts."""
 
     outcome: Outcome
     text: str
@@ -113,7 +113,7 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """A budget of tokens cut the rollout, which would have continued: its length is known to a bound only."""
+        """Whether a token budget cut the rollout: its natural length is unknown."""
         return self is StopReason.TRUNCATED
 
 
@@ -190,7 +190,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One stay of a rollout on a replica: what it waited for, why it was put there, and what was known of the place."""
+    """One stay of a rollout on a replica: the wait, the reason for the choice, and the replica's load."""
 
     replica_id: str
     turn: int  # turns finished by then; above 0 where it moved, or its replica was lost
@@ -198,7 +198,7 @@ class Placement:
     waited_s: float = 0.0
     held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # of these: the queue stood still, by what
     kv_used_tokens: int  # as the engine had reported last
-    kv_expected_tokens: int  # that the residents, with this one, were counted on to need, now or later
+    kv_expected_tokens: int  # expected need of the residents, with this one
     kv_capacity_tokens: int
     residents: int  # rollouts there, with this one
 

@@ -1,4 +1,4 @@
-"""How one talks with a model, where its folder does not say it or says it wrong."""
+"""A model's chat format, where its folder does not define it or defines it wrongly."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig:
-    """Template, stop tokens, thinking and calls; what is left alone is found in the model's folder."""
+    """Template, stop tokens, thinking and calls; unset values are found in the model's folder."""
 
     protocol: Literal["own", "rstar2-agent-14b"] = "own"
     """published prompt for training, evaluation and serving: rstar2-agent-14b sets template, system, before and

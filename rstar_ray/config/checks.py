@@ -1,4 +1,4 @@
-"""What a setting's value must be, said with the option's name and the fix."""
+"""Bounds of settings, reported with the option's name and the fix."""
 
 import math
 import operator

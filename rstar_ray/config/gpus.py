@@ -1,4 +1,4 @@
-"""What engines and learner ranks cannot share a GPU in which way, and how weights get from the one to the other."""
+"""How engines and learner ranks may share GPUs, and how weights get from ranks to engines."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ WeightWay = Literal["object_store", "ipc", "nccl"]
 
 
 def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
-    """Refuse shares of GPUs that can be reserved, and then not be run on."""
+    """Refuse GPU shares that can be reserved but not used."""
     gpus, split = engine.gpus_per_replica, engine.tensor_parallel
     require(
         gpus == 0 or split == 1 or gpus == split,
@@ -61,7 +61,7 @@ def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
 
 
 def weight_way(engine: EngineConfig, learner: LearnerConfig) -> WeightWay:
-    """How weights reach the engines, `auto` decided by who sits where."""
+    """How weights reach the engines, with `auto` resolved by the placement."""
     if learner.weights_by != "auto":
         return learner.weights_by
     if not _on_gpus(engine, learner) or learner.lora_rank:  # adapters are small
@@ -81,12 +81,12 @@ def _on_gpus(engine: EngineConfig, learner: LearnerConfig) -> bool:
 
 
 def _shared(engine: EngineConfig, learner: LearnerConfig) -> bool:
-    """Ranks have parts of the GPUs whose other parts the engines have."""
+    """Whether ranks have parts of GPUs whose other parts belong to engines."""
     return not learner.own_gpus and learner.gpus_per_rank < 1 and engine.gpus_per_replica < 1
 
 
 def _check_weights_by(engine: EngineConfig, learner: LearnerConfig) -> None:
-    """Refuse a way that the placement does not allow."""
+    """Refuse a transfer that the placement does not allow."""
     by, option, auto = learner.weights_by, "--learner.weights-by", "give auto"
     if by in ("auto", "object_store"):
         return

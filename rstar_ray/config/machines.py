@@ -1,4 +1,4 @@
-"""What it runs on: engines, the balancer between them, the learner's ranks, the sandbox."""
+"""Hardware settings: engines, balancer, learner ranks and sandbox."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +15,13 @@ MOST_PROGRAM_S = 3_600.0
 MOST_PROGRAM_MB = 2**22
 MOST_OUTPUT_MB = 4_096
 MOST_OUTPUT_CHARS = 2**24
-"""What one program may be given at most, by the clock, of memory, and of output that is read and kept of a stream."""
+"""Upper bounds for one program: wall time, memory, and output that is read and kept per stream."""
 LEAST_PROGRAM_S = 0.01
-"""What one program is given at least, of its own time and by the clock."""
+"""Lower bound of a program's CPU and wall time."""
 TOOL_ROOM_S = 1.0
-"""By the clock, above the deadline of a tool that is a program: for what it waits."""
+"""Wall time beyond the deadline of a tool that is a program, for its waits."""
 CALL_ROOM = 1.1
-"""Times a program's time by the clock: what a call of it has at least until somebody gives it up, for its start and the
-way of its result."""
+"""Factor on a program's wall time: a call waits at least so long, because of start-up and the way of the result."""
 
 ON_GPUS = not_with("engine.gpus_per_replica", 0.0)
 LEARNS_ON_GPUS = not_with("learner.gpus_per_rank", 0.0)
@@ -142,7 +141,7 @@ class BalancerConfig:
 
 
 MAX_LORA_RANK = 512
-"""Largest that vLLM serves."""
+"""Largest rank that vLLM serves."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""Settings that mean something in some mode alone: the field says in which, and `idle` which of a tree mean nothing."""
+"""Settings that have an effect only in some modes: the field names the mode, and `idle` finds settings without
+effect.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -12,12 +14,12 @@ _EMPTY: tuple[Any, ...] = ("", ())
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a setting, or a whole branch, needs to mean something: `Annotated[int, only_with(...)]`."""
+    """The condition under which a setting, or a whole branch, has an effect: `Annotated[int, only_with(...)]`."""
 
-    setting: str  # that it hangs on, by its dotted name
-    holds: Callable[[Any], bool]  # of a whole tree
-    hint: str  # what to give, or to leave out, where it does not hold
-    warn_only: bool  # commands that share options have it too: a line says so, where another is refused
+    setting: str  # setting that it depends on, by dotted name
+    holds: Callable[[Any], bool]  # whether it holds, of a whole tree
+    hint: str  # what to change where it does not hold
+    warn_only: bool  # only warn: several commands share the option
 
     def problem(self, config: Any) -> str:
         """Of a tree in which it does not hold."""
@@ -42,7 +44,7 @@ def not_with(setting: str, *values: Any, warn_only: bool = False) -> Condition:
 
 
 def where(setting: str, holds: Callable[[Any], bool], hint: str, *, warn_only: bool = False) -> Condition:
-    """Where this holds of the tree; `setting` is what it hangs on most."""
+    """A condition on the whole tree; `setting` is the one that it depends on most."""
     return Condition(setting, holds, hint, warn_only)
 
 
@@ -52,12 +54,12 @@ OF_SFT = only_with("stage", "sft", warn_only=True)
 
 
 def value_of(config: Any, name: str) -> Any:
-    """Of a setting by its dotted name."""
+    """The conditions of a setting, by its dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
 def idle(config: Any) -> dict[str, tuple[Condition, ...]]:
-    """The leaves that mean nothing in this tree, by dotted name, with what they lack."""
+    """The leaves without effect in this tree, by dotted name, with the unmet condition."""
     lacking = {
         name: tuple(one for one in needed if not one.holds(config)) for name, needed in conditions(config).items()
     }
@@ -65,7 +67,7 @@ def idle(config: Any) -> dict[str, tuple[Condition, ...]]:
 
 
 def conditions(config: Any, prefix: str = "", above: tuple[Condition, ...] = ()) -> dict[str, tuple[Condition, ...]]:
-    """What each leaf needs, its branch's conditions among it."""
+    """The conditions of each leaf, with those of its branches."""
     found: dict[str, tuple[Condition, ...]] = {}
     for item in fields(config):
         value, declared = getattr(config, item.name), cast(Any, item.type)

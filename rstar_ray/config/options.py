@@ -1,4 +1,4 @@
-"""The one parser of command lines: tyro over a dataclass of options; every error is one line, as everywhere.
+"""The one command-line parser: tyro over a dataclass of options, with one-line errors.
 
 `--config FILE` stands for the options of a TOML file of the same tree. The command line wins over it.
 """
@@ -19,7 +19,7 @@ from rstar_ray.errors import ConfigError
 Options = TypeVar("Options")
 CONFIG = "--config"
 RENAMED = {"--when-short": "--on-insufficient-resources fail or scale-down"}
-"""Options of earlier versions, with what they are called now."""
+"""Options of earlier versions, with their new names."""
 HELP = {"-h", "--help"}
 
 
@@ -42,18 +42,23 @@ def _words(name: str, *value: Any) -> list[str]:
 
 
 def given(argv: Sequence[str]) -> set[str]:
-    """The options of a command line, as the help spells them."""
+    """The option names of a command line, as the help spells them."""
     return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
 
 
 def with_config_file(argv: Sequence[str]) -> list[str]:
-    """The command line with the options of the file that `--config` names in front, so that its own win.
+    """The command line, preceded by the options of the file that `--config` names, so that the command line
+    wins.
 
     Raises `ConfigError` for a file that cannot be read as TOML.
     """
     of_file, own = split_config_file(argv)
     first_option = next((number for number, word in enumerate(own) if word.startswith("-")), len(own))
-    return [*own[:first_option], *of_file, *own[first_option:]]  # a list at the file's end takes no positional
+    return [
+        *own[:first_option],
+        *of_file,
+        *own[first_option:],
+    ]  # a list at the end of the file must not take positional arguments
 
 
 def split_config_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -133,7 +138,7 @@ def options_of(
 
 
 def _program() -> str:
-    """As the user started it: a page, or `python -m` and a package."""
+    """The command as the user started it: a page, or `python -m` and a package."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name.endswith(".__main__"):
         return f"python -m {spec.parent}"
@@ -143,7 +148,7 @@ def _program() -> str:
 def run_command(
     kind: type[Options], act: Callable[[Options], int | None], argv: Sequence[str] | None, *, description: str | None
 ) -> int:
-    """The `main` of a small command; exit status: its own or 0, 2 where it is refused in one line."""
+    """The `main` of a small command. Exit status: the command's own or 0; 2 for a refused option."""
     try:
         return act(options_of(kind, argv, description=description)) or 0
     except ConfigError as refused:
@@ -152,7 +157,7 @@ def run_command(
 
 
 def _refuse(event: Any, kind: type) -> NoReturn:
-    """Raise the `ConfigError` for what tyro refuses: ours, where a check of the options raised it."""
+    """Raise the `ConfigError` for tyro's error; our own where a check of the options raised it."""
     cause = sys.exception()
     while cause is not None:
         if isinstance(cause, ConfigError):

@@ -1,4 +1,4 @@
-"""What a person brings: what an answer is worth, what the policy may call, who answers it."""
+"""The user's code: rewards, tools, environments."""
 
 import re
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from rstar_ray.config.modes import where
 from rstar_ray.config.tree import MayChange
 
 REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
-"""Rules that judge an answer; any other is a person's own `module:function`."""
+"""Built-in reward rules; any other name is the user's `module:function`."""
 Place = Literal["answer", "boxed", "anywhere"]
 READ_AT_PLACE = ("math", "exact", "choice")
-"""Of these, the rules that read the final answer at `--reward.place`."""
+"""The rules that read the final answer at `--reward.place`."""
 READ_LOOSELY = ("instructions",)
-"""Of these, what a problem that names it is also judged by loosely, for evaluations."""
+"""The rules with a second, loose score in evaluations."""
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 

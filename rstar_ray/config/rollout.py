@@ -1,4 +1,4 @@
-"""What is asked: budgets and sampling of rollouts, the problems, and what an evaluation is."""
+"""Budgets and sampling of rollouts, problems, and evaluations."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange, SameAnswers
 
 MAX_TEMPERATURE = 2.0
-"""The highest that vLLM accepts."""
+"""The highest top-p that vLLM accepts."""
 NO_FILES = only_with("evaluate.files", (), warn_only=True)
 
 

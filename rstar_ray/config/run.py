@@ -1,4 +1,4 @@
-"""One stage of a run: every setting there is, with its only default."""
+"""One stage of a run: every setting, each with its only default."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ Scale = Literal["tiny", "gpu", "gpu-8", "mi300x-64"]
 Until = Literal["steps", "settled", "solved"]
 OnInsufficientResources = Literal["fail", "scale-down"]
 MOST_SEED = 2**32 - 1
-"""What numpy, and so vLLM, seeds its generators with."""
+"""Seed range of numpy, and so of vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class RunConfig:
         return self.optimizer.warmup_steps if self.fresh_optimizer else 0
 
     def check_paths(self) -> None:
-        """Refuse folders and files that are named but not there."""
+        """Refuse folders and files that are named but do not exist."""
         for option, path in (
             ("--model", self.model),
             ("--algorithm.reference-model", self.algorithm.reference_model),

@@ -1,4 +1,4 @@
-"""The four scales: model, placement and budgets. Everything else of a recipe is the same at all of them."""
+"""The four scales: model, placement and budgets. The rest of a recipe is the same at all of them."""
 
 import os
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 
 TINY: dict[str, Any] = {
-    "engine.replicas": 1,  # two on two cores take twice as long: each decode step costs the same for half the batch
+    "engine.replicas": 1,  # two on two cores take twice as long: a decode step costs the same for half the batch
     "engine.cpus_per_replica": 0.8,
     "engine.dtype": "float32",
     "engine.max_context_tokens": 2_048,
@@ -31,12 +31,12 @@ TINY: dict[str, Any] = {
     "prompts_per_step": 32,
     "algorithm.rollouts_per_prompt": 8,
     "algorithm.keep": 4,
-    "algorithm.least_failures": 2,  # of few that are kept, the paper's share is none where one or two in eight fail
+    "algorithm.least_failures": 2,  # with 8 rollouts, the paper's floor(n_neg / 2) would keep 0 of 1 failure
     "optimizer.learning_rate": 3e-4,
     "optimizer.warmup_steps": 5,
-    "optimizer.beta2": 0.95,  # a run of a few hundred steps has no time for a long memory
+    "optimizer.beta2": 0.95,  # a run of a few hundred steps needs short averages
     "sft.steps": 1_000,
-    "sft.schedule": "wsd",  # copying emerges late in some runs; a cosine has cooled down by then
+    "sft.schedule": "wsd",  # copying emerges late in some runs, when a cosine schedule has decayed
     "sft.batch_size": 32,
     "sft.learning_rate": 3e-3,
     "sft.num_conversations": 8_000,
@@ -87,12 +87,12 @@ GPU_8: dict[str, Any] = {
     "engine.gpus_per_replica": 0.5,
     "engine.cpus_per_replica": 4.0,
     "engine.gpu_memory_share": 0.8,
-    "engine.sleep": True,  # an engine and an update, one after the other; beside each other 14B have little room for KV
+    "engine.sleep": True,  # engine and update take turns; at the same time a 14B model would leave little memory for KV
     "learner.ranks": 8,
     "learner.gpus_per_rank": 0.5,
     "learner.cpus_per_rank": 2.0,
     "learner.zero": 3,
-    "learner.offload": True,  # without it 14B and an engine do not fit into 80 GB; with more memory turn it off
+    "learner.offload": True,  # needed for 14B beside an engine in 80 GB; turn it off with more memory
     "learner.micro_batch_tokens": 16_384,
     "sandbox.slots": 32,
     "prompts_per_step": 64,

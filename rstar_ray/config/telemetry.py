@@ -24,6 +24,6 @@ class TelemetryConfig:
     def __post_init__(self) -> None:
         try:
             named = "://" not in self.traces or bool(urlsplit(self.traces).hostname and urlsplit(self.traces).port != 0)
-        except ValueError:  # no port, or no address of the sixth version
+        except ValueError:  # not a port, or not an IPv6 address
             named = False
         require(named, "--telemetry.traces", f"{self.traces} names no host", "give one such as http://127.0.0.1:4318")

@@ -1,4 +1,4 @@
-"""The tiny world's teacher: what a policy has seen after SFT, and what reinforcement learning has left to find."""
+"""The teacher of the tiny world: what SFT teaches, and what RL can improve."""
 
 from dataclasses import dataclass
 from typing import Annotated

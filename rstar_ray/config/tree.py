@@ -1,4 +1,4 @@
-"""The tree of settings as a whole: its leaves by dotted name, what differs, and what may change when a run resumes."""
+"""The whole tree of settings: leaves by dotted name, differences, and what may change when a run resumes."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, TypeVar, cast, get_origin
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _GoesOn:
-    """A resumed run may have another value: of where it runs, how it waits and what it keeps."""
+    """A resumed run may change it: where it runs, how long it waits, and what it keeps."""
 
 
 MayChange = Annotated[T, _GoesOn()]
@@ -18,7 +18,7 @@ MayChange = Annotated[T, _GoesOn()]
 
 @dataclass(frozen=True)
 class _SameAnswers:
-    """Which weights there are, or which problems, may hang on it; how these answer those does not."""
+    """It may change the weights or the set of problems, but not how given weights answer a given problem."""
 
 
 SameAnswers = Annotated[T, _SameAnswers()]
