@@ -1,1 +1,1 @@
-"""The Ray actors: thin shells that give the plain classes of the other rooms an address."""
+"""The Ray actors, thin shells around plain classes, and the calls between them."""

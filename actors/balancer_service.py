@@ -39,7 +39,7 @@ DECISIONS_AT_ONCE = 1024  # then the event loop serves other calls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the balancer has learned that outlives a step."""
+    """State that the balancer learns and keeps over steps."""
 
     incarnation: str  # of the balancer's process
     learned: Learned | None  # None: its rule learns nothing
@@ -140,7 +140,7 @@ class BalancerService:
         return Known(incarnation=self._incarnation, learned=self.balancer.learned())
 
     async def load_learned(self, learned: Learned) -> Known:
-        """Of an earlier incarnation, or of a checkpoint."""
+        """Load a state of an earlier incarnation, or of a checkpoint."""
         self.balancer.load_learned(learned)
         return await self.learned()
 
@@ -181,13 +181,13 @@ class BalancerService:
         return await self._queues[replica_id].take(acknowledged, wait_s)
 
     def _close_queue(self, replica_id: str) -> None:
-        """A poll that is still open ends: its replica must register."""
+        """End the replica's open poll: the replica must register."""
         if (queue := self._queues.pop(replica_id, None)) is not None:
             queue.close(UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again"))
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def wake(self) -> None:
-        """Send what was ordered, and decide in this turn of the loop, once for all calls that came in together."""
+        """Send the decided orders, and decide once in this turn of the loop for all calls that arrived together."""
         self._send_orders()
         if self._tick is None:
             delay = max(0.0, self._admit_from - self._clock())

@@ -20,10 +20,10 @@ from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded
 
 ASK_AGAIN_S = 0.5
-"""Between two calls of an actor that restarts [s]."""
+"""Pause between two calls of an actor that restarts [s]."""
 
 MAX_TRIES = 3
-"""How often a tool call or a program is tried, on other executors or hosts where there are some, before it fails."""
+"""Most tries of a tool call or a program, on other executors or hosts where there are some."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -117,7 +117,7 @@ def probe_of(actor: Any) -> Awaitable[Heartbeat]:
 
 
 class Batch(Generic[T]):
-    """What an `AckedQueue` delivers at once."""
+    """Items that an `AckedQueue` delivers together."""
 
     __slots__ = ("items", "number")
 
@@ -127,9 +127,10 @@ class Batch(Generic[T]):
 
 
 class AckedQueue(Generic[T]):
-    """Items for one reader in another process, delivered again until acknowledged: a reply may be lost on its way.
+    """A queue for one reader in another process, delivered again until acknowledged, because a reply may be
+    lost.
 
-    The reader may therefore see an item twice, and must know it again. One event loop.
+    The reader may see an item twice, and must recognise it. One event loop.
     """
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class AckedQueue(Generic[T]):
         self._changed.set()
 
     def close(self, fault: BaseException) -> None:
-        """Every `take`, also one that waits now, raises this fault from now on."""
+        """Every `take`, an open one included, raises this fault from now on."""
         self._fault = fault
         self._changed.set()
 
@@ -169,7 +170,7 @@ class AckedQueue(Generic[T]):
 
 
 class ReplyCache:
-    """At an actor: the newest reply, or failure, by its call's number, so that a repeated call does nothing twice.
+    """An actor's newest reply, or failure, by its call's number, so that a repeated call has no second effect.
 
     Calls come one after the other.
     """
@@ -180,7 +181,7 @@ class ReplyCache:
         self._failure: Exception | None = None
 
     def of(self, number: int, work: Callable[[], R]) -> R:
-        """What `work` returns or raises; what it did, where the newest call had this number."""
+        """What `work` returns or raises; the recorded result where the newest call had this number."""
         if number != self._number:
             self._reply, self._failure = None, None
             try:

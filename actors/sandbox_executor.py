@@ -1,7 +1,7 @@
 """Ray's side of the sandbox: executors that own a pool, and the client that spreads calls over them.
 
-Calls go out in batches, of up to 64 or what has gathered in two milliseconds; results come back one by one as they
-finish, so that a slow program holds nobody up. A call whose executor died is repeated on another one.
+Calls leave in batches of up to 64, or of those gathered in two milliseconds. Results return one by one as they
+finish, so that a slow program does not delay others. A call whose executor died is repeated on another one.
 """
 
 import asyncio
@@ -37,17 +37,19 @@ log = logging.getLogger(__name__)
 MAX_BATCH_CALLS = 64
 GATHER_S = 0.002
 STREAM_SHARE = 0.5
-"""Of a call's deadline: an executor that answers nothing for so long, and longer than any of its programs may take,
-leaves time to try another."""
+"""Share of a call's deadline: an executor that stays silent for so long, and longer than any of its programs
+may take, leaves time for another try.
+"""
 JUDGED_OUTPUT_CHARS = 65_536
-"""Kept of what a judged program prints; a truth that is longer cannot be met."""
+"""Most stored output of a judged program; a longer ground truth cannot be met."""
 REST_S = 5.0
 REST_SHARE = 0.1
-"""How long an executor that failed, or failed a call, is passed over; of a call's deadline at most, so that there is
-time for every try."""
+"""How long an executor that failed, or failed a call, gets no calls; at most a share of the call's deadline, so
+that there is time for every try.
+"""
 ASK_AGAIN_S = 0.5
 COMPARISONS = "verify"
-"""Comparisons of answers share a pool as one caller: they hold up no rollout."""
+"""Comparisons of answers share a pool as one caller, so that they do not delay rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ Answer = ExecutionResult | Failure
 
 
 class SandboxExecutor(ServiceActor):
-    """The actor of one sandbox pool; every rule lives in sandbox/."""
+    """The actor of one sandbox pool; all rules are in sandbox/."""
 
     def __init__(self, name: str, config: SandboxConfig, run: str = "") -> None:
         super().__init__(name)
@@ -93,8 +95,8 @@ class SandboxExecutor(ServiceActor):
     async def run(
         self, batch: Sequence[tuple[int, ExecutionRequest]], caller: str
     ) -> AsyncIterator[list[tuple[int, Answer]]]:
-        """Answers by their number as they finish; what finished together leaves together."""
-        await self.start()  # an actor that Ray has restarted has not been asked to
+        """Answers by number as they finish; those that finish together are sent together."""
+        await self.start()  # an actor that Ray has restarted did not start its pool
         finished: asyncio.Queue[tuple[int, Answer]] = asyncio.Queue()
 
         async def answer(number: int, request: ExecutionRequest) -> None:
@@ -120,13 +122,13 @@ class SandboxExecutor(ServiceActor):
         share = COMPARISONS if request.trusted else caller
         try:
             return await self._pool.run(request, share, deadline_s=patience_s(request.limits, self._deadline_s))
-        except Exception as failed:  # whatever it was, it was ours, and the caller is owed an answer
+        except Exception as failed:  # any failure here is ours, and the caller needs an answer
             return Failure(f"{type(failed).__name__}: {failed}")
 
 
 @dataclass(slots=True)
 class _Executor:
-    """One executor as this client sees it."""
+    """This client's view of one executor."""
 
     actor: Remote[SandboxExecutor]
     outstanding: int = 0
@@ -230,7 +232,9 @@ class SandboxClient:
                 task.add_done_callback(self._tasks.discard)
 
     def _least_loaded(self, call: _Call) -> _Executor:
-        """Fewest outstanding; one that failed lately, or failed this call, only where there is no other."""
+        """The executor with the fewest open calls; one that failed lately, or failed this call, only if there
+        is no other.
+        """
         now = time.monotonic()
         return min(
             self._executors, key=lambda e: (e.name in call.tried, e.rests_until_s > now, e.outstanding, e.rests_until_s)
@@ -252,28 +256,28 @@ class SandboxClient:
                 )
                 for number, answer in answers:
                     call = waiting.pop(number, None)
-                    if call is None:  # answered before, or never asked
+                    if call is None:  # answered before, or never sent
                         continue
                     executor.outstanding -= 1
                     if isinstance(answer, ExecutionResult):
                         _settle(call.done, answer)
                     else:
-                        # Who fails at once is soon the least loaded, and would draw all calls.
+                        # An executor that fails at once is the least loaded one, and would attract all calls.
                         executor.rests_until_s = time.monotonic() + self._rest_s
                         reason = answer.reason if isinstance(answer, Failure) else f"invalid answer {answer!r:.80}"
                         self._again(call, f"{executor.name}: {reason}")
-        except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
-            if isinstance(lost, DeadlineExceeded):  # alive, so nobody else will say it
+        except Exception as lost:  # the actor died or took too long: retry on another one
+            if isinstance(lost, DeadlineExceeded):  # alive, so nothing else reports it
                 log.warning(f"{executor.name} left {len(waiting)} calls unanswered for {lost.seconds:g} s: made again")
             executor.rests_until_s = time.monotonic() + self._rest_s
             executor.outstanding -= len(waiting)
             if self._all_rest_s() > 0:
-                await self._until_there(executor)  # nowhere else to go: Ray may be starting it again
+                await self._until_there(executor)  # no other executor: Ray may be restarting this one
             for call in waiting.values():
                 self._again(call, f"{executor.name}: {_told(lost)}")
 
     async def _until_there(self, executor: _Executor) -> None:
-        """Wait until it answers, so that no try is spent on one that is starting; the calls' deadlines run on."""
+        """Wait until it answers, so that no try is spent on one that is starting; the calls' deadlines continue."""
 
         with contextlib.suppress(RayError, DeadlineExceeded):
             await executor.actor.call(
@@ -282,12 +286,13 @@ class SandboxClient:
             executor.rests_until_s = 0.0
 
     def _all_rest_s(self) -> float:
-        """How long until one of them has not failed lately; 0 where one has not."""
+        """Time until the first of them may get calls again; 0 where one has not failed lately."""
         return max(0.0, min(executor.rests_until_s for executor in self._executors) - time.monotonic())
 
     def _again(self, call: _Call, reason: str) -> None:
-        """Elsewhere at once; where all have failed lately, in a moment, and the last time after a rest: what they met
-        may pass."""
+        """Retry on another executor at once. Where all have failed lately, retry after a moment, and the last
+        time after a pause: the fault may be temporary.
+        """
         if call.tries < MAX_TRIES:
             last = call.tries == MAX_TRIES - 1
             wait_s = min(self._all_rest_s(), self._rest_s if last else ASK_AGAIN_S)
@@ -301,7 +306,7 @@ class SandboxClient:
 
 
 def _told(lost: Exception) -> str:
-    """Some say nothing: a stream that ended."""
+    """Some errors have no message, such as the end of a stream."""
     first = str(lost).partition("\n")[0]
     return f"{type(lost).__name__}: {first}" if first else type(lost).__name__
 

@@ -38,7 +38,7 @@ class ServiceActor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        if ray.is_initialized() and ray.get_runtime_context().get_actor_id():  # an actor, and not a test of its class
+        if ray.is_initialized() and ray.get_runtime_context().get_actor_id():  # an actor, not a test of its class
             this_process()
 
     def __repr__(self) -> str:
@@ -53,9 +53,9 @@ class ServiceActor:
 
 
 class State(StrEnum):
-    """Where a service is in its life cycle."""
+    """A service's state in its life cycle."""
 
-    STARTING = "starting"  # at first its process may not answer yet
+    STARTING = "starting"  # its process may not answer yet
     SERVING = "serving"
     LOST = "lost"  # its process is gone or useless, and the next one has not answered
     RETURNING = "returning"  # the next process answers and is not ready
@@ -109,25 +109,25 @@ class Service(Remote[A]):
         self._serving_since_s = math.inf  # time.monotonic()
 
     def starts(self) -> None:
-        """A process is there and does not serve yet."""
+        """Whether a process exists that does not serve yet."""
         self.state = State.STARTING
 
     def returns(self) -> None:
-        """After a loss its next process answers."""
+        """Note that the next process answers, after a loss."""
         self.state = State.RETURNING
 
     @property
     def is_lost(self) -> bool:
-        """Lost, and not ready again."""
+        """Whether it is lost, and not ready again."""
         return self.state in (State.LOST, State.RETURNING)
 
     def serves(self) -> None:
-        """Its process does its work from now on."""
+        """Note that its process works from now on."""
         self.state = State.SERVING
         self._serving_since_s = time.monotonic()
 
     def lost(self) -> float:
-        """Its process is gone or useless. Returns for how long it had served [s]."""
+        """Note that its process is gone or unusable. Returns how long it had served [s]."""
         served_s = max(0.0, time.monotonic() - self._serving_since_s)
         self.state, self._serving_since_s = State.LOST, math.inf
         return served_s
@@ -157,7 +157,7 @@ class Service(Remote[A]):
         return await self.call(ask, deadline_s=deadline_s, reason=reason, retry=True)
 
     async def close(self, deadline_s: float) -> None:
-        """Let it clean up, where it is not lost; `end` follows in any case."""
+        """Let it clean up, unless it is lost; `end` follows in any case."""
         if not self.is_lost:
             with contextlib.suppress(Exception):
                 await self.call(lambda actor: cast(Any, actor).close(), deadline_s=deadline_s, reason="its end")

@@ -55,12 +55,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_DEADLINE_S = 120.0
-"""For an executor's warm servers."""
+"""For the start of an executor's warm servers."""
 CLOSE_DEADLINE_S = 30.0
 HEADLESS_EXIT_S = 10.0
-"""Where Ray's head did not answer when the run was over, Ray would wait for it at the end of the process."""
+"""Where Ray's head did not answer at the end of the run, Ray would wait for it when the process exits."""
 NO_GPU = {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
-"""For actors that need none: Ray hides GPUs from nobody by itself."""
+"""For actors without GPUs: Ray does not hide GPUs by itself."""
 
 
 class TrainingActors:
@@ -152,7 +152,7 @@ class TrainingActors:
         self._replicas.start()
 
     def _fit(self, nodes: list[dict[str, float]]) -> None:
-        """Fewer replicas and ranks where the settings ask for that; a line says so."""
+        """Fewer replicas and ranks, where the settings ask for that; logged."""
         smaller = fitted(self._config, nodes)
         if smaller is not self._config:
             wanted, self._config = self._config, smaller
@@ -164,7 +164,7 @@ class TrainingActors:
                 )
 
     def _services(self) -> list[Service[Any]]:
-        """The actors that are started, apart from the replicas and the learner's ranks."""
+        """The actors that are started, besides replicas and learner ranks."""
         return [
             *([self._balancer] if self._balancer else []),
             *self._executors.values(),
@@ -204,11 +204,13 @@ class TrainingActors:
         )
 
     async def serving(self) -> None:
-        """Wait until every engine is up; raises what kept one from it."""
+        """Wait until every engine is up; raises the error of one that is not."""
         await self.replicas.serving()
 
     async def publish(self, policy_version: int) -> int:
-        """Learner to engines: the driver never holds a weight. Returns their checksum when all replicas serve them."""
+        """Send weights from learner to engines; they never pass the driver. Returns their checksum once all
+        replicas serve them.
+        """
         if policy_version == self._published_version:
             return self._published_checksum
         await self.replicas.serving()
@@ -239,9 +241,9 @@ class TrainingActors:
         return self.watchdog.memory_bytes()
 
     async def repeat(self, stage: Callable[[], Awaitable[T]], steps_saved: Callable[[], int]) -> T:
-        """A stage, which is begun again from its newest checkpoint when the learner is lost in it.
+        """Run a stage, which restarts from its newest checkpoint when the learner is lost.
 
-        Raises `RStarError` with what was waited for where there is no more progress.
+        Raises `RStarError` with the pending wait where there is no more progress.
         """
         run = with_restarts(
             lambda: self.learner.unless_lost(stage()),
@@ -252,19 +254,20 @@ class TrainingActors:
 
     async def _restart_learner(self) -> None:
         await self.replicas.withdraw()
-        self._published_version = None  # the lost learner took with it what it had published
+        self._published_version = None  # weights that only the lost learner held are gone
         await self.learner.restart()
 
     async def record(
         self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False
     ) -> None:
-        """Have a worker write these trajectories; where none can, a shown line says so."""
+        """Have a worker write these trajectories; where none can, that is logged."""
         seen = self.learner.seen_tokens() if trained else ()
         await record_trajectories(self.replicas.there, refs, path=path, seen=seen, stage=stage, step=step)
 
     async def close(self) -> None:
-        """End every actor this run started; where Ray's head does not answer, those of this node: others end with
-        their raylets."""
+        """End every actor of this run; where Ray's head does not answer, those of this node: the others end
+        with their raylets.
+        """
         heartbeats = self.watchdog.heartbeats()
         await self.watchdog.close()
         services = self._services()
@@ -304,7 +307,7 @@ class TrainingActors:
 
     @asynccontextmanager
     async def _learner_turn(self) -> AsyncGenerator[None]:
-        """No engine starts meanwhile; those that can sleep do, until the next publish."""
+        """No engine starts meanwhile; engines that can sleep do so until the next publish."""
         assert self._turns is not None
         async with self._turns.learner():
             if self._config.sleeps:
@@ -313,7 +316,7 @@ class TrainingActors:
             yield
 
     async def _ranks_placed(self) -> None:
-        """Where a node was lost, wait until its ranks have another."""
+        """After the loss of a node, wait until its ranks have another one."""
         of_bundle: dict[int, list[str]] = {}
         for rank, bundle in enumerate(self._layout.rank_bundles):
             of_bundle.setdefault(bundle, []).append(rank_name(rank))
@@ -378,7 +381,7 @@ class TrainingActors:
 
 
 def gpu_turns(config: RunConfig) -> GpuTurns | None:
-    """None where engines and ranks have no GPU in common."""
+    """Turns for shared GPUs; None where engines and ranks share no GPU."""
     if not shares_gpus(config.engine, config.learner):
         return None
     return GpuTurns(start_deadline_s=config.engine.start_deadline_s, step_deadline_s=config.learner.step_deadline_s)
@@ -399,7 +402,7 @@ async def _nothing() -> None: ...
 
 
 def quiet_environment() -> dict[str, str]:
-    """For every worker process of the run: no telemetry, no look-ups on a hub, one thread unless told otherwise."""
+    """For every worker process of the run: no telemetry, no look-ups on a hub, one thread unless set otherwise."""
     return {
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         "TOKENIZERS_PARALLELISM": "false",

@@ -1,4 +1,4 @@
-"""All tools of a rollout as its agent loop sees them: Python and programs in the sandbox, the others at their hosts."""
+"""The tools of a rollout, for its agent loop: Python and programs in the sandbox, other tools at their hosts."""
 
 import asyncio
 import contextlib
@@ -22,26 +22,26 @@ from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import StopReason, ToolCall, ToolMemory, ToolResult
 
 GRACE_S = 5.0
-"""Above a call's deadline, which its host keeps itself: a host that is still silent is looked at."""
+"""Extra time beyond a call's deadline, which its host enforces: a host that stays silent longer is examined."""
 LOOK_S = HELD_UP_S + 4.0
-"""For a host to say whether a call holds it up; which it does in a separate thread."""
+"""Deadline for a host to answer whether a call blocks it; it answers in a separate thread."""
 KILLED_WITHIN_S = 1.0
-"""After that look, where it finds nothing well."""
+"""Extra time after a host was found healthy."""
 REST_S = 5.0
-"""Before a call is made again that failed because what its tool needs was gone: most come back."""
+"""Pause before a call is repeated that failed because a resource of its tool was gone: most return."""
 ENVIRONMENT_DEADLINE_S = 60.0
 
 
 class Found(Enum):
-    """What a host is found to be that has left a call unanswered."""
+    """The state of a host that has not answered a call."""
 
-    TURNS = auto()  # as it should: the answer comes too late, or is lost
-    HELD_UP = auto()  # by a call that blocks it
+    TURNS = auto()  # healthy: the answer is late, or lost
+    HELD_UP = auto()  # blocked by a call
     SILENT = auto()  # altogether
 
 
 class SandboxCalls(Protocol):
-    """What tools ask of the sandbox; see `actors.sandbox_executor.SandboxClient`."""
+    """The sandbox as tools use it; see `actors.sandbox_executor.SandboxClient`."""
 
     async def execute(self, call: ToolCall) -> ToolResult: ...
     async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult: ...
@@ -83,7 +83,7 @@ class Tools:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, state: RolloutState) -> "RolloutTools":
-        """The tools of one rollout, from where it stands: the states it has are its player's from now on."""
+        """The tools of one rollout, from its current state: the states it has belong to this player from now on."""
         tools = RolloutTools(self, state)
         rollout_id = state.request.rollout_id
         for entry in sorted(tools.entries):
@@ -96,7 +96,7 @@ class Tools:
         reason, gone, silences = "", False, 0
         for tried in range(MAX_TRIES):
             host = hosts[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(hosts)]
-            if gone:  # maybe this one
+            if gone:  # possibly this call
                 await self._wait_for(host, entry)
             try:
                 answer = await self._asked(host, entry, tool, call, deadline_s)
@@ -107,7 +107,7 @@ class Tools:
                 if answer is not Found.TURNS:
                     await host.restart()
                 silences += answer is Found.SILENT
-                if answer is not Found.SILENT or silences > 1:  # twice at one call: it is silent for that
+                if answer is not Found.SILENT or silences > 1:  # twice at one call: this call blocks it
                     return HostAnswer(outcome=Outcome.TIMEOUT, text=f"Error: no answer within {deadline_s:g} s.")
                 reason, gone = "its host was silent", True
                 continue
@@ -138,7 +138,7 @@ class Tools:
         return Found.HELD_UP if held_up else Found.TURNS
 
     def end(self, rollout_id: str, entries: Sequence[str]) -> None:
-        """Have the hosts close a rollout's states; nobody waits for it."""
+        """Have the hosts close a rollout's states, without waiting."""
         for entry in entries:
             self._notify(entry, rollout_id, lambda host: host.end(rollout_id, self.caller))
 
@@ -149,7 +149,7 @@ class Tools:
         task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Wait until every state that was ended is closed, and every new player known."""
+        """Wait until every ended state is closed, and every new player is known."""
         await asyncio.gather(*self._tasks)
 
     async def _notified(
@@ -197,7 +197,7 @@ class RolloutTools:
         return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=wall_s, memory=memory)
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
-        """Raises `ToolError` where the environment failed: its replies are no part of what is trained."""
+        """Raises `ToolError` where the environment failed: its replies are not part of the training data."""
         answer, memory = await self._of_environment({"said": said})
         return Reply(text=answer.text, reward=answer.reward), memory
 
@@ -216,7 +216,7 @@ class RolloutTools:
         return answer, answer.memory
 
     def close(self) -> None:
-        """The rollout is over here: its states are closed, unless it is played elsewhere by now."""
+        """The rollout is over here: close its states, unless another player has taken over."""
         self._tools.end(self._rollout_id, sorted(self.entries))
 
     async def _with_memory(

@@ -1,4 +1,4 @@
-"""The actor that hosts one tool: a separate process, so that a tool that blocks or dies holds up nothing else."""
+"""The actor that hosts one tool: a separate process, so that a tool that blocks or dies does not stop others."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ from rstar_ray.tools.spec import ToolSpec
 log = logging.getLogger(__name__)
 
 MAX_HOST_RESTARTS = 1_000
-"""A host is killed, and started by Ray, each time a call of its blocks it."""
+"""A host is killed, and restarted by Ray, each time a call blocks it."""
 START_S = 120.0
-"""For a host that Ray starts, or starts again."""
+"""Deadline of a host that Ray starts or restarts."""
 HELD_UP_S = 1.0
 """An event loop without a turn for so long is blocked by a call."""
 REPORT_HELD_UP_S = 5.0
@@ -43,7 +43,7 @@ class ToolHostActor(ServiceActor):
         else:
             self._hosts = {tool.name: ToolHost(tool) for tool in load_tools(entry)}
         self._num_answered = 0
-        self._pulse: Pulse | None = None  # of the loop that serves calls, once it has
+        self._pulse: Pulse | None = None  # of the loop that serves calls, once it exists
         self._held_up_reported = False
 
     async def call(self, tool: str, call: HostCall) -> HostAnswer:
@@ -118,7 +118,9 @@ def start_hosts(
 
 
 async def hosts_up(hosts: Mapping[str, Service[Any]]) -> None:
-    """Wait until each (also of agents) has loaded what it runs. Raises `RStarError` with what kept one from it."""
+    """Wait until each host (agents' too) has loaded its code. Raises `RStarError` with the reason for one that
+    has not.
+    """
 
     async def up(name: str, host: Service[Any]) -> None:
         try:

@@ -21,12 +21,14 @@ from rstar_ray.errors import ConfigError, DeadlineExceeded
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
 STATE = Path(".cluster")
 HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
-"""Which processes are ours; see `actors.cluster.dashboards` for the second."""
-START_DEADLINE_S = 180.0  # on a machine with much else to do
+"""Records of the processes that this project starts; see `actors.cluster.dashboards` for the second."""
+START_DEADLINE_S = 180.0  # long enough for a busy machine
 STARTED = "Ray runtime started."
-"""What `ray start` says when the node has joined; its dashboard answers before, and even where no node ever joins."""
+"""Output of `ray start` when the node has joined; its dashboard answers earlier, even where no node ever joins."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-"""Until `ray job stop` kills what it asked to end [s]; Ray reads it in the head's environment or the job's. Else 3."""
+"""Time until `ray job stop` kills a job that it asked to end [s]; Ray reads it from the head's or the job's
+environment, and defaults to 3.
+"""
 CLOSING_S = 60  # a run's actors, after its grace
 
 
@@ -35,11 +37,11 @@ def cluster_environment(runs: Path) -> dict[str, str]:
     return {
         STOP_WAIT: f"{CheckpointConfig().grace_s + CLOSING_S:.0f}",
         **gpu_environment(accelerator()),
-        **os.environ,  # over the file's: what a person set is meant
+        **os.environ,  # over the file's: the user's own setting wins
         MODE_VARIABLE: os.environ.get(MODE_VARIABLE, "token"),
         "RAY_DASHBOARD_ENABLE_PROFILING": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RSTAR_RAY_RUNS": str(runs),  # a job's own folder is thrown away with its session
+        "RSTAR_RAY_RUNS": str(runs),  # a job's own folder is deleted with its session
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
@@ -98,7 +100,7 @@ def refuse_taken_port(port: int, hint: str = "the dashboard and `ray job submit`
 
 
 def free_port() -> int:
-    """One that nothing listens on at this moment, on any address."""
+    """A port that nothing listens on at this moment, on any address."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Who may talk to Ray: token authentication, on unless a person asks for `disabled` by name.
+"""Token authentication of Ray, on unless the user sets `disabled` explicitly.
 
 Ray's GCS, raylets and workers listen on every interface of the machine, whatever address they are given, and whoever
 they answer runs code. So the token is made before the first of them starts, readable by its owner alone, where Ray's
@@ -27,7 +27,7 @@ TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 DIRECTORY_VARIABLE = "RAY_TMPDIR"
 SOCKET_PATH_BYTES = 107
-"""The longest path of a Unix socket on Linux."""
+"""Longest path of a Unix socket on Linux."""
 _SOCKET = (
     "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_UsageStatsHead"  # the longest path that Ray adds
 )
@@ -68,7 +68,7 @@ def require_token_auth() -> bool:
 
 
 def private_directory() -> Path:
-    """Create the directory for Ray's sessions with mode 700, and name it in RAY_TMPDIR for this process's children.
+    """Create the directory for Ray's sessions with mode 700, and set RAY_TMPDIR to it for child processes.
 
     A directory that RAY_TMPDIR already names is checked and used. Raises `ConfigError` where other users can enter the
     directory, where it belongs to another user, and where its path leaves no room for Ray's sockets.
@@ -126,7 +126,7 @@ def _make(path: Path) -> None:
     try:
         if path.exists():  # empty
             path.unlink()
-        os.link(partial, path)  # refused where another run was faster, whose token then holds
+        os.link(partial, path)  # fails where another run was faster; that run's token then applies
     except FileExistsError:
         pass
     finally:

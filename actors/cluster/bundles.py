@@ -1,7 +1,8 @@
-"""Which seat a bundle got, and who takes which: Ray numbers bundles and GPUs in no order, collectives want one.
+"""Assigns replicas and ranks to bundles in order of node and GPU: Ray's numbers have no order, and collectives
+need one.
 
-Ranks and replicas go by node and GPU, so that neighbours in a collective are neighbours in the machine; sandboxes are
-dealt over all nodes, the head included.
+Ranks and replicas go by node and GPU, so that neighbours in a collective are neighbours in the machine;
+sandboxes are dealt over all nodes, the head included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from rstar_ray.deadline import within
 
 SEATED_DEADLINE_S = 120.0
 HEAD = "node:__internal_head__"
-"""Ray's own mark on the head's resources."""
+"""Ray's mark on the head's resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,14 @@ class Seat:
 
 
 class StandIn:
-    """Holds a bundle for a moment, and says where it is."""
+    """Reserves a bundle for a moment and reports its node and GPUs."""
 
     def where(self) -> tuple[str, tuple[int, ...]]:
         return ray.get_runtime_context().get_node_id(), tuple(sorted(int(gpu) for gpu in ray.get_gpu_ids()))
 
 
 def stand_ins(group: Any, layout: Layout) -> list[Any]:
-    """One in every bundle, with all its GPUs; whoever made them ends them."""
+    """One in every bundle, with all its GPUs; the caller ends them."""
     actor: Any = ray.remote(StandIn)
     return [
         actor.options(num_cpus=0, num_gpus=bundle.get("GPU", 0), **in_bundle(group, number)).remote()
@@ -61,7 +62,7 @@ async def seats_of(standing: Sequence[Any]) -> list[Seat]:
 
 
 async def seated(group: Any, layout: Layout) -> Layout:
-    """The layout with replicas and ranks in order of node and GPU; as it is where there is nothing to order."""
+    """The layout with replicas and ranks in order of node and GPU; unchanged where there is nothing to order."""
     if len(layout.bundles) == 1 or not any("GPU" in bundle for bundle in layout.bundles):
         return layout
     standing = stand_ins(group, layout)
@@ -73,7 +74,7 @@ async def seated(group: Any, layout: Layout) -> Layout:
 
 
 def nodes_in_order(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ids of the living nodes, the head first, the others by address."""
+    """Ids of the living nodes: the head first, the others by address."""
     alive = [node for node in nodes if node["Alive"]]
     alive.sort(key=lambda node: (HEAD not in node["Resources"], _numbers(node["NodeManagerAddress"]), node["NodeID"]))
     return [node["NodeID"] for node in alive]
@@ -85,7 +86,7 @@ def _numbers(address: str) -> list[tuple[int, str]]:
 
 
 def in_order(layout: Layout, seats: Sequence[Seat], nodes: Sequence[str]) -> Layout:
-    """Bundles that reserve the same are exchanged until their numbers follow nodes and GPUs."""
+    """Exchange bundles with equal reservations until their numbers follow nodes and GPUs."""
     position = {node: number for number, node in enumerate(nodes)}
     by_seat = sorted(seats, key=lambda seat: (position[seat.node], seat.gpus, seat.bundle))
     exchanged: dict[int, int] = {}
@@ -101,7 +102,7 @@ def in_order(layout: Layout, seats: Sequence[Seat], nodes: Sequence[str]) -> Lay
 
 
 def executor_nodes(nodes: Sequence[str], executors: int) -> list[str]:
-    """Dealt over the nodes in turn."""
+    """Spread over the nodes in turn."""
     return [nodes[number % len(nodes)] for number in range(executors)]
 
 

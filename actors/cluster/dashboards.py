@@ -25,7 +25,7 @@ START_DEADLINE_S = 30.0
 
 
 def up(port: int = PORT) -> None:
-    """Start Prometheus and say how to look at it. Raises `ConfigError` for what a person can fix."""
+    """Start Prometheus and print its address. Raises `ConfigError` for what the user can fix."""
     program = shutil.which("prometheus")
     if program is None:
         raise ConfigError(
@@ -60,7 +60,7 @@ def _start(program: str, head: psutil.Process, port: int) -> None:
 
 
 def listens_on(prometheus: psutil.Process) -> int:
-    """The port that it was started with; 0 where its command line does not say so."""
+    """The port it was started with; 0 where its command line does not contain it."""
     found = re.search(r"--web\.listen-address=\S+:(\d+)", " ".join(prometheus.cmdline()))
     return int(found[1]) if found else 0
 

@@ -1,7 +1,7 @@
-"""Which GPUs a process sees, and in which order: its own first, so that device 0 is its own everywhere.
+"""The order of GPUs in a process: its own GPU first, so that device 0 is its own everywhere.
 
-Ray leaves an actor with one visible GPU. On ROCm that breaks IPC between processes on one GPU and RCCL under vLLM
-(`deploy/rocm.env` names the reports), so there Ray is told to set no mask, and every process sets one that has all.
+Ray leaves an actor with one visible GPU. On ROCm that breaks IPC between processes on one GPU and RCCL under
+vLLM (`deploy/rocm.env` names the reports). There Ray sets no mask, and every process sets one with all GPUs.
 """
 
 import os
@@ -12,7 +12,7 @@ KINDS = ("HIP", "CUDA")
 
 
 def own_first(own: Sequence[str], others: Sequence[str]) -> str:
-    """A mask of all GPUs of a node that begins with one's own."""
+    """A mask with all GPUs of a node, the process's own first."""
     return ",".join([*own, *(gpu for gpu in others if gpu not in own)])
 
 
@@ -34,7 +34,7 @@ def _is_set(environment: Mapping[str, str], name: str) -> bool:
 
 
 def see_own_gpu_first() -> None:
-    """In an actor, before anything asks how many GPUs there are; afterwards it would have no effect."""
+    """To be called in an actor before anything counts the GPUs; afterwards it has no effect."""
     import ray
 
     own = [str(gpu) for gpu in ray.get_gpu_ids()]

@@ -17,7 +17,7 @@ Accelerator = Literal["cpu", "cuda", "rocm"]
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SITE = "site.env"
-"""What depends on the site (network interfaces); optional, and not under version control."""
+"""Site-dependent settings (network interfaces); optional, and not under version control."""
 
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z0-9_.,:/@%+=-]*)")
 _HARMFUL = re.compile(r"# not ([A-Za-z_][A-Za-z0-9_]*): (.+)")
@@ -34,7 +34,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvFile:
-    """What a file sets, and what it says must not be set."""
+    """The variables that a file sets, and those that must not be set."""
 
     variables: tuple[Variable, ...] = ()
     harmful: Mapping[str, str]  # name to reason
@@ -76,7 +76,7 @@ def read_env_file(path: Path) -> EnvFile:
 
 
 def accelerator(devices: Path = Path("/dev")) -> Accelerator:
-    """What kind of GPU this machine has, by its device files."""
+    """The kind of GPU of this machine, by its device files."""
     if (devices / "kfd").exists():
         return "rocm"
     return "cuda" if any(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*")) else "cpu"
@@ -91,5 +91,5 @@ def gpu_environment(kind: Accelerator, folder: Path = DEPLOY) -> dict[str, str]:
 
 
 def missing(wanted: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those that the shell has not set: what a person set by hand is meant."""
+    """Those that the shell has not set: the user's own values win."""
     return {name: value for name, value in wanted.items() if name not in environment}

@@ -1,4 +1,4 @@
-"""Who may change what is held of GPUs that engines and learner ranks share: engines that start, or the learner.
+"""A lock for GPUs that engines and learner ranks share: either engines start, or the learner works.
 
 vLLM looks at what is free on its device when it starts, twice, and refuses where another process has released memory
 in between, or holds too much for a moment: an update's activations, a model on its way to the device. So no engine
@@ -15,12 +15,12 @@ from rstar_ray.deadline import within
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 ANYTIME: Turn = nullcontext
-"""Where nothing is shared."""
+"""For GPUs that are not shared."""
 
 
 @dataclass(slots=True)
 class GpuTurns:
-    """Turns of two sides; any number of one side at a time. All calls from one event loop."""
+    """Turns of two sides; any number of one side at a time. All calls come from one event loop."""
 
     start_deadline_s: float  # of an engine
     step_deadline_s: float  # of the learner
@@ -55,7 +55,7 @@ class GpuTurns:
             async with self._changed:
                 await self._changed.wait_for(free)
 
-        while not free():  # another may have been quicker
+        while not free():  # another caller may have been faster
             await within(wait(), seconds, waiter=waiter, owner=owner, reason=f"{reason}, on a GPU that both have")
 
     async def _tell(self) -> None:

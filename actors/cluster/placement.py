@@ -11,7 +11,7 @@ from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 PLACEMENT_DEADLINE_S = 120.0
 EXECUTOR_CPUS = 0.1
-"""A sandbox executor's own; its programs take the cores that the others leave."""
+"""CPU reserved by a sandbox executor itself; its programs use the cores that the others leave."""
 TOLERANCE = 1e-6
 
 Resources = Mapping[str, float]
@@ -19,7 +19,7 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One bundle per replica; learner ranks share the bundles, and so the GPUs, of the replicas, or have their own."""
+    """One bundle per replica; learner ranks share the replicas' bundles, and so their GPUs, or have separate ones."""
 
     bundles: tuple[dict[str, float], ...]  # what each bundle reserves
     replica_bundles: tuple[int, ...]  # by replica
@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def totals(self) -> dict[str, float]:
-        """What the run reserves in all, by resource, GPUs first."""
+        """The total reservation of the run, by resource, GPUs first."""
         wanted = _summed(self.bundles)
         wanted["CPU"] = wanted.get("CPU", 0.0) + self.executors * self.executor_cpus
         return {name: round(amount, 4) for name, amount in sorted(wanted.items(), reverse=True)}
@@ -86,7 +86,7 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
 
 
 def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
-    """How this run would take several times the GPUs that it takes, where these nodes have them; else nothing."""
+    """The options with which this run would use more of the cluster's GPUs; empty where it cannot."""
     takes, has = plan_layout(config).totals.get("GPU", 0.0), _summed(nodes).get("GPU", 0.0)
     for times in range(int(has / takes + TOLERANCE) if takes else 0, 1, -1):
         replicas, ranks = times * config.engine.replicas, times * config.learner.ranks
@@ -103,7 +103,7 @@ def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
 
 
 def _have_room(layout: Layout, nodes: Sequence[Resources]) -> bool:
-    """Whether each bundle finds a node where the largest come first: there are other ways, but then one is known."""
+    """Whether each bundle finds a node, placing the largest first: sufficient, not necessary."""
     left = [dict(node) for node in nodes]
     for bundle in sorted(layout.bundles, key=lambda one: (one.get("GPU", 0.0), one.get("CPU", 0.0)), reverse=True):
         node = next((one for one in left if _holds(one, bundle)), None)
@@ -152,7 +152,7 @@ def _refuse_large_bundle(layout: Layout, nodes: Sequence[Resources]) -> None:
 
 
 def _refuse_pieces(layout: Layout, nodes: Sequence[Resources]) -> None:
-    """Counted with the smallest bundle there is: what is refused here has no room in any order."""
+    """Counted with the smallest bundle: what is refused here has no room in any order."""
     names = {name for bundle in layout.bundles for name in bundle}
     least = {name: min(bundle.get(name, 0.0) for bundle in layout.bundles) for name in names}
     least = {name: amount for name, amount in least.items() if amount}
@@ -173,7 +173,7 @@ def _refuse_pieces(layout: Layout, nodes: Sequence[Resources]) -> None:
 
 
 def _kinds(layout: Layout) -> list[tuple[int, dict[str, float]]]:
-    """The different bundles, with how many there are of each."""
+    """The distinct bundles, with their counts."""
     kinds: list[dict[str, float]] = []
     for bundle in layout.bundles:
         if bundle not in kinds:
@@ -228,7 +228,7 @@ async def place(layout: Layout, *, deadline_s: float = PLACEMENT_DEADLINE_S) -> 
 
 
 def mend_for(scheduling_state: str) -> str:
-    """What to do about a placement group that Ray has not made, by the state Ray gives it."""
+    """A hint for a placement group that Ray has not made, by its state."""
     if scheduling_state == "INFEASIBLE":
         return "add nodes, or lower what a replica and a rank take"
     return "wait until other runs have ended, or stop them"

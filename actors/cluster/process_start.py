@@ -1,4 +1,4 @@
-"""Which process it is: ids are given again, births are not."""
+"""Stable identity of a process: boot id and start time, because process ids are reused."""
 
 from pathlib import Path
 

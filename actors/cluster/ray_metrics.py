@@ -1,6 +1,6 @@
 """Metrics through Ray: each process hands them to its node's agent, whose /metrics Prometheus scrapes.
 
-A value costs some microseconds here; Ray carries it on every ten seconds, in a separate thread.
+A value costs some microseconds here; Ray sends it every ten seconds, in a separate thread.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Processes that outlive the command that starts them: recorded with their birth, so that no other is ever ended."""
+"""Processes that outlive the command that starts them: recorded with their start time, so that no other process
+is ever killed.
+"""
 
 import contextlib
 import json
@@ -17,10 +19,10 @@ from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 
 class Sign(NamedTuple):
-    """By what one knows that a process has come up."""
+    """How to tell that a process has come up."""
 
-    asked: urllib.request.Request  # it answers this
-    says: str = ""  # and its log has this
+    asked: urllib.request.Request  # this address answers
+    says: str = ""  # and its log contains this
 
 
 def start(
@@ -73,13 +75,13 @@ def _wait(started: "subprocess.Popen[bytes]", name: str, sign: Sign, log: Path, 
 
 
 def record(path: Path, pid: int) -> None:
-    """Write down the process with this id, which has just been started."""
+    """Record the process with this id, which has just been started."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"pid": pid, "birth": birth(pid)}))
 
 
 def recorded(path: Path) -> psutil.Process | None:
-    """The one that was recorded, if that very process still runs."""
+    """The recorded process, if that very process still runs."""
     try:
         saved = json.loads(path.read_text())
         process = psutil.Process(saved["pid"])
@@ -89,7 +91,7 @@ def recorded(path: Path) -> psutil.Process | None:
 
 
 def end(path: Path, process: psutil.Process) -> None:
-    """Terminate it and all its children, and forget it; any of them may end meanwhile."""
+    """Terminate it and all its children, and delete the record; any of them may end meanwhile."""
     alive: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         alive = [process, *process.children(recursive=True)]

@@ -1,1 +1,1 @@
-"""Is every process of a run alive and making progress? Heartbeats, the watchdog, the head and lost nodes."""
+"""Health of a run's processes: heartbeats, the watchdog, Ray's head and lost nodes."""

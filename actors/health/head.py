@@ -1,4 +1,4 @@
-"""Whether Ray's head is there: asked now and then, in a separate thread, since a question to a dead one blocks.
+"""Watches Ray's head: polled in a separate thread, because a call to a dead head blocks.
 
 Ray itself ends the driver a minute after the head has died, and until then says nothing, while a run that needs nothing
 of it continues. A head that is stopped, or whose machine is cut off, Ray waits for without end: the run does not.
@@ -20,24 +20,24 @@ from actors.cluster.process_start import birth
 log = logging.getLogger(__name__)
 
 SILENT_S = 6.0
-"""A death is to be said within ten seconds: it may fall just after an answer, and the next question comes later."""
+"""A death is reported within ten seconds: it may follow an answer immediately, and the next poll comes later."""
 GONE_S = 90.0
-"""After so long without an answer the head is given up: longer than Ray takes to end the driver of a dead one."""
+"""A head without an answer for so long is given up: longer than Ray takes to end the driver of a dead head."""
 EVERY_S = 2.0
 LAST_ANSWER_S = 1.0
-"""For a question that is open when the run ends: Ray should not be shut down under it."""
+"""Wait for a poll that is open when the run ends: Ray should not be shut down during a call."""
 EXIT_S = 120.0
 """Ray releases a driver, and ends its own head, within seconds; a busy machine takes several times as long."""
 
 
 class Ending:
-    """How this process is to end, once that is known: where Ray holds its end up, with this status all the same."""
+    """The exit status of this process, once known: if Ray blocks its end, it exits with this status anyway."""
 
     status = 1
 
 
 class HeadProbe:
-    """One for a run, in its driver; `close` last."""
+    """One per run, in its driver; call `close` last."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class HeadProbe:
         gone_s: float = GONE_S,
         every_s: float = EVERY_S,
     ) -> None:
-        """`ask` returns once the head has answered. `silent_s`: after so long without one a line says so."""
+        """`ask` returns once the head has answered. `silent_s`: without an answer for so long, a warning is logged."""
         self._ask = ask
         self.answer: Any = None  # the latest
         self._silent_s = silent_s
         self._gone_s = gone_s
         self._every_s = every_s
         self._looked_s = 0.0
-        self._waited_s = 0.0  # for the answer to a question, while this process ran: it may be stopped, too
-        self._waited_for: float | None = None  # that question, by when it was asked
-        self._asked_s: float | None = None  # the question that is open
+        self._waited_s = 0.0  # wait for the open poll, counted while this process ran: it may be stopped, too
+        self._waited_for: float | None = None  # that poll, by its start
+        self._asked_s: float | None = None  # the open poll
         self._said = False
         self._closed = threading.Event()
         # A daemon: a head that is gone leaves its last question open for a minute.
@@ -71,7 +71,7 @@ class HeadProbe:
             self._thread.join(LAST_ANSWER_S)
 
     def look(self) -> None:
-        """Say what is new; called now and then, from one thread."""
+        """Log what changed; called periodically, from one thread."""
         asked_s, now_s = self._asked_s, time.monotonic()
         since_s = min(now_s - self._looked_s, 2 * self._every_s)
         self._waited_s = self._waited_s + since_s if asked_s is not None and asked_s == self._waited_for else 0.0
@@ -88,7 +88,7 @@ class HeadProbe:
 
     @property
     def silent(self) -> bool:
-        """It is said that it does not answer, and it has not since."""
+        """Whether its silence was logged, and it has not answered since."""
         return self._said and self._asked_s is not None
 
     def fault(self) -> str:
@@ -101,15 +101,14 @@ class HeadProbe:
         while not self._closed.is_set():
             if self._asked_s is None:
                 self._asked_s = time.monotonic()
-            with contextlib.suppress(Exception):  # refused at once is no answer, either: the question stays open
+            with contextlib.suppress(Exception):  # an immediate refusal is not an answer either: the poll stays open
                 self.answer = self._ask()
                 self._asked_s = None
             self._closed.wait(self._every_s)
 
 
 async def in_time(act: Callable[[], object], seconds: float) -> None:
-    """Have Ray do something that it does not do where its head is gone: then it blocks, in a thread that nobody waits
-    for."""
+    """Call a part of Ray that blocks without its head, in a thread that is not awaited."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
@@ -124,8 +123,10 @@ async def in_time(act: Callable[[], object], seconds: float) -> None:
 
 
 def exit_within(seconds: float = EXIT_S) -> None:
-    """For the end of a process: what Ray does then waits for a head that does not answer. What it leaves is killed."""
-    below = _below()  # now: who loses its parent is not found below this process any more
+    """For the end of a process: Ray's own shutdown waits for a head that does not answer, so the remaining
+    processes are killed.
+    """
+    below = _below()  # before the shutdown: orphans are no longer found below this process
 
     def end() -> None:
         for pid, born in (below | _below()).items():
@@ -141,7 +142,7 @@ def exit_within(seconds: float = EXIT_S) -> None:
 
 
 def _below() -> dict[int, str]:
-    """The processes below this one: ids and beginnings."""
+    """The processes below this one: ids and start times."""
     found: dict[int, str] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""What an actor reports of itself when the watchdog probes it."""
+"""An actor's report about itself when the watchdog probes it."""
 
 import contextlib
 import functools
@@ -68,7 +68,7 @@ def this_process() -> ActorProcess:
 
 
 def heartbeat(*, children: tuple[int, ...] = (), **facts: Any) -> Heartbeat:
-    """Of this actor process; `facts` are fields of `Heartbeat`."""
+    """The heartbeat of this actor process; `facts` are fields of `Heartbeat`."""
     process = this_process()
     return Heartbeat(
         incarnation=process.incarnation,

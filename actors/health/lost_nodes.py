@@ -1,4 +1,4 @@
-"""Nodes that a run loses and gets back: what is said of them, and the wait until its bundles have a place again.
+"""Nodes that a run loses and gets back: log messages, and the wait until its bundles are placed again.
 
 Ray itself places the bundles of a lost node again, on a node that has room or that joins; until then what belongs there
 cannot be started.
@@ -23,7 +23,7 @@ SAY_AFTER_S = 10.0
 
 
 class NodesSeen:
-    """What became of the cluster's nodes, from one of Ray's lists to the next."""
+    """Changes in the cluster's nodes between two of Ray's lists."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}  # the addresses of the living, by Ray's ids
@@ -79,7 +79,7 @@ async def until_placed(
 
 
 def no_node(name: str, away_s: float) -> RStarError:
-    """What ends a run whose parts have nowhere to go."""
+    """The error of a run whose parts cannot be placed."""
     return RStarError(
         f"{name} had no node for {away_s:g} s ({OPTION}): theirs was lost, and the nodes that are left have no room; "
         "add one and give the same command, or give it with --on-insufficient-resources scale-down"

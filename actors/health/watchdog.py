@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 RUN, RUN_WARNING = "the run", "the run, before its warning"
 WARNING_SHARE = 0.25
-"""Of `still_s`: after so long without progress a warning names the oldest wait."""
+"""Share of `still_s` after which a warning names the oldest wait."""
 RESTART_S = 120.0
 """How much longer a service that served and cannot be reached may be silent: Ray starts another process for it."""
 NOT_RECORDED = ("work", "progress", "memory_bytes", "device_bytes", "records", "lost_with_it")
@@ -63,7 +63,7 @@ class _Probe:
 
 
 class Watchdog:
-    """One for a run, in its driver. `start` first, `close` last."""
+    """One per run, in its driver. Call `start` first, `close` last."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Watchdog:
         return held
 
     def heartbeats(self) -> list[Heartbeat]:
-        """The latest of each service."""
+        """The latest heartbeat of each service."""
         return [probe.heartbeat for probe in self._probes.values() if probe.heartbeat is not None]
 
     async def _probe_forever(self, probe: _Probe) -> None:
@@ -197,7 +197,7 @@ class Watchdog:
         self._detector.heard(name, work=work, progress=progress)
 
     def _report_fault(self, probe: _Probe, failed: Exception) -> None:
-        """Once, although every probe fails."""
+        """Logged once, although every probe fails."""
         fault = _last_line(failed)
         if fault != probe.fault:
             probe.fault = fault
@@ -248,7 +248,7 @@ class Watchdog:
             self.end_run(RStarError(f"the watchdog has failed: {type(fault).__name__}: {fault}"))
 
     def tick(self) -> list[Stall]:
-        """Judge once. Returns the services to kill; a stall of the whole run is handled here."""
+        """Check all services once. Returns those to kill; a stall of the whole run is handled here."""
         progress = waits.num_answered + sum(heartbeat.progress for heartbeat in self.heartbeats())
         if progress != self._progress:
             self._progress = progress
@@ -271,7 +271,7 @@ class Watchdog:
         return [stall for stall in stalls if stall.name in self._probes]
 
     def _excuse_starved(self) -> None:
-        """A process that gets no core is slow and not stuck; on other nodes this is unknown."""
+        """A process without a core is slow, not stuck; on other nodes this is unknown."""
         for name, silent_s in self._detector.silences_s().items():
             probe = self._probes.get(name)
             if probe is None or probe.heartbeat is None or silent_s < 2 * self._config.probe_every_s:

@@ -11,16 +11,17 @@ from rstar_ray.evaluation.request_digest import own_code
 from rstar_ray.run_dir.folder import RunDir, flatten
 
 ASKED = ("chat.", "rollout.instruct", "tools.", "reward.")
-"""How the settings begin that make the prompt, answer its calls, and say what an answer is worth."""
+"""Prefixes of the settings that affect the prompt, the replies to calls, and the reward."""
 MAX_CHARS = 200
-"""Of an option that a line spells out."""
+"""Longest value that a message shows."""
 
 
 def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list[str]:
-    """A line for each such setting of `now` that the stage which wrote `model` had otherwise, with the option for it.
+    """A message for each such setting of `now` that differs from the stage which wrote `model`, with the
+    option.
 
-    `now` is a tree of settings that has some of a run's; those in `but` do not count. Empty for a folder that no run
-    wrote, or that was taken out of its run directory.
+    `now` is a tree of settings that has some of a run's; those in `but` do not count. Empty for a folder that
+    no run wrote, or that was copied out of its run directory.
     """
     made = stage_of(model)
     if made is None:
@@ -36,8 +37,8 @@ def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list
             if len(option) > MAX_CHARS:
                 option = f"{option.partition(' ')[0]} as {run_dir.config_path} has it"
             lines.append(
-                f"this asks otherwise than {stage} of {run_dir.path} did, with {spelled(name, ours)[:MAX_CHARS]}; "
-                f"to ask as it did give {option}"
+                f"this differs from {stage} of {run_dir.path}, with {spelled(name, ours)[:MAX_CHARS]}; "
+                f"for the same give {option}"
             )
     return lines
 

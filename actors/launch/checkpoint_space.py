@@ -1,4 +1,4 @@
-"""A run's checkpoints before it starts: what they take is shown, and a disk that is too small for them refused."""
+"""The disk space of a run's checkpoints, shown before it starts; a disk that is too small is refused."""
 
 import shutil
 from collections.abc import Sequence
@@ -39,5 +39,5 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
 
 
 def _bytes_of(stage: str, folder: Path) -> int:
-    """Of the stage's earlier checkpoints, which make room for later ones; those of another stage stay."""
+    """Earlier checkpoints of the same stage, which make room for later ones; those of other stages stay."""
     return sum(path.stat().st_size for path in folder.glob(f"{stage}-step-*/**/*") if path.is_file())

@@ -48,8 +48,8 @@ class Start:
     """The stages of one command, and the facts about them that checks share."""
 
     asked: Sequence[RunConfig]  # as the command line has them
-    steps_given: bool = True  # the user chose how long SFT is
-    weights: bool = True  # the model's weights are read, and so fetched
+    steps_given: bool = True  # the user set --sft.steps
+    weights: bool = True  # the model's weights are read, and so downloaded
 
     @property
     def evaluates(self) -> bool:
@@ -66,7 +66,7 @@ class Start:
 
     @cached_property
     def tools(self) -> list[ToolSpec]:
-        """What the policy may call."""
+        """The tools of the policy."""
         return tool_specs(self.asked[0].tools.use, own_folder(self.asked[0]))
 
     @cached_property
@@ -76,7 +76,7 @@ class Start:
 
     @cached_property
     def sets(self) -> dict[str, list[Problem]]:
-        """What is evaluated on, by name."""
+        """The evaluated sets, by name."""
         return problem_sets(self.asked[0]) if self.evaluates else {HELD_OUT: heldout_problems(self.asked[0])}
 
     @property
@@ -85,7 +85,7 @@ class Start:
 
     @cached_property
     def configs(self) -> list[RunConfig]:
-        """As asked, with a hub's id replaced by the folder that it was fetched to."""
+        """The configured model, with a hub id replaced by the downloaded folder."""
         return [with_local_model(config, weights=self.weights) for config in self.asked]
 
     @cached_property
@@ -109,7 +109,7 @@ class Start:
         return start_folder(config, self.path, finished_before(config, self.path))
 
     def _policy_to_evaluate(self) -> Path:
-        """The folder asked for, or the newest finished stage of the run directory."""
+        """The configured folder, or the newest finished stage of the run directory."""
         if model := self.configs[0].model:
             return Path(model)
         for stage in reversed(STAGES):
@@ -134,7 +134,7 @@ class Start:
 
     @cached_property
     def sft_plan(self) -> SftPlan | None:
-        """What SFT will train on, where it is still ahead and its rows come from a file."""
+        """The rows of SFT, where it is still ahead and its rows come from a file."""
         for config in self.ahead:
             if config.stage == "sft" and self.run_dir.finished_checkpoint("sft") is None:
                 return sft_plan(config, self.start_folder(config), steps_given=self.steps_given)
@@ -226,7 +226,7 @@ def _problems(start: Start) -> None:
 
 
 def _model(start: Start) -> None:
-    """Checked for training before its weights are fetched."""
+    """Checked for training before its weights are downloaded."""
     from actors.weights.model_parameters import refuse_untrainable
 
     if not start.evaluates:
@@ -244,7 +244,7 @@ def _context(start: Start) -> None:
 
 
 def _adapters(start: Start) -> None:
-    """Where the stage before left a learner with other adapters than those asked for."""
+    """Refuse adapters that differ from those of the previous stage."""
     if start.evaluates or not start.ahead or start.ahead[0].model:
         return
     config = start.ahead[0]
@@ -263,7 +263,7 @@ def _adapters(start: Start) -> None:
 
 
 def _weights(start: Start) -> None:
-    """Of a model that the user names; what a stage before has written fits."""
+    """Only for a model that the user names; the model of an earlier stage fits."""
     from actors.weights.model_parameters import refuse_misfit, refuse_unpacked
 
     if start.weights and start.ahead and start.ahead[0].model:
@@ -278,7 +278,7 @@ def _prompts(start: Start) -> None:
 
 
 def _same_data(start: Start) -> None:
-    """Where a stage would resume with data that it did not start with."""
+    """Refuse a stage that would resume with other data than it started with."""
     for config in start.ahead:
         if config.stage in start.fitting:
             problems = start.fitting[config.stage]
@@ -290,7 +290,7 @@ def _same_data(start: Start) -> None:
 
 
 def _check_data(start: Start, config: RunConfig, data: str) -> None:
-    """The stage checks again, once it knows which checkpoint is whole."""
+    """The stage checks again once it has found a whole checkpoint."""
     newest = start.run_dir.newest_checkpoint(config.stage)
     if newest is None or start.run_dir.finished_checkpoint(config.stage) is not None:
         return
@@ -307,7 +307,7 @@ def _disk(start: Start) -> None:
 
 
 def _settings(start: Start) -> None:
-    """What differs from the settings that the policy was trained with, and what `auto` stands for."""
+    """Report settings that differ from those the policy was trained with, and the values of `auto`."""
     for line in asked_otherwise(start.model, start.ahead[0]) if start.ahead else ():
         log.info(line)
     trained = [config for config in start.ahead if config.stage in STAGES[1:]]
@@ -324,14 +324,14 @@ def _settings(start: Start) -> None:
 
 
 def _stage_ends(start: Start) -> None:
-    """Of stages that are trained, and not evaluated."""
+    """Only for training, not for evaluation."""
     for config in start.ahead:
         if not start.evaluates and (end := start.run_dir.finished_checkpoint(config.stage)) is not None:
             refuse_damaged_end(end)
 
 
 def _nodes(start: Start) -> None:
-    """Where a node of the cluster does not see the run directory, or what the run reads beside it."""
+    """Refuse nodes that do not see the run directory, or files beside it that the run reads."""
     from actors.preflight.nodes import refuse_unseen
     from actors.preflight.required_paths import needed_paths
 
@@ -384,7 +384,7 @@ def check(start: Start, *phases: Phase) -> None:
 
 
 def check_files(config: RunConfig) -> Iterator[tuple[str, ConfigError | None]]:
-    """Each check of what the options name, with what it refuses; what comes behind a refusal is not tried."""
+    """Each check of the named files, with its refusal; checks after a refusal are not run."""
     start = Start(asked=[config], weights=False)
     for each in CHECKS:
         if each.phase is Phase.FILES:

@@ -1,4 +1,4 @@
-"""From a command line to checked settings: `--help` shows every field with its unit and default."""
+"""Parses a command line into checked settings; `--help` shows every field with its unit and default."""
 
 import logging
 import os
@@ -33,10 +33,10 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--data.train": "--evaluate.files",
     },
 }
-"""By stage: settings of other stages, which mean nothing to it by itself, and the setting that is meant."""
+"""By stage: settings of other stages that have no effect on it alone, and the intended setting."""
 
 OF_TRAINING = ("--stage", "--model", *(f"--telemetry.{sink}" for sink in EXTERNAL))
-"""Options of a stage's file that an evaluation of its policy does not take over."""
+"""Options of a stage's file that an evaluation of its policy does not use."""
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
         defaults, of_file = _with_stage_file(defaults, of_file), []
     argv = [*of_file, *own]
     protocol = _options(PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")])
-    # Of two equal options the last counts. A protocol's options stand right before the words that chose it.
+    # The last of two equal options counts. A protocol's options are inserted before the words that chose it.
     words = [*of_file, *protocol, *own] if "--evaluate.protocol" in given(own) else [*protocol, *argv]
     if HELP & set(argv):
         _parse_one(_shown(defaults), words)  # exits
@@ -163,7 +163,7 @@ def _scale(argv: Sequence[str]) -> str:
 
 
 def chosen(option: str, argv: Sequence[str], choices: Sequence[str], default: str) -> str:
-    """What an option that other settings' defaults hang on is set to."""
+    """The value of an option that other settings' defaults depend on."""
     value = default
     for position, word in enumerate(argv):
         name, equals, written = word.partition("=")

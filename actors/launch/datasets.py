@@ -1,4 +1,4 @@
-"""What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
+"""The data of a run: files that the user names, or the tiny world's, made from the seed."""
 
 import logging
 import random
@@ -50,7 +50,9 @@ def _training_problems(config: RunConfig) -> list[Problem]:
 
 
 def heldout_problems(config: RunConfig) -> list[Problem]:
-    """What is evaluated on during training. The tiny world's are the same for every seed, so that runs compare."""
+    """The problems evaluated during training. The tiny world's are the same for every seed, so that runs can be
+    compared.
+    """
     if config.data.heldout:
         return _evaluated(config, _from_file("--data.heldout", config.data.heldout, config))
     if config.scale != "tiny":
@@ -60,7 +62,7 @@ def heldout_problems(config: RunConfig) -> list[Problem]:
 
 
 def _evaluated(config: RunConfig, problems: list[Problem]) -> list[Problem]:
-    """The `--evaluate.num-problems` of a file; the same for every seed of a run, so that runs compare."""
+    """`--evaluate.num-problems` problems of a file; the same for every seed of a run, so that runs can be compared."""
     return random_subset(problems, config.evaluate.num_problems, seed=0, name="evaluation")
 
 
@@ -88,7 +90,7 @@ def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem
 
 
 def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
-    """By name, for recipes/evaluate.py."""
+    """The sets of recipes/evaluate.py, by name."""
     if not config.evaluate.files:
         heldout = heldout_problems(config)
         if not heldout:
@@ -120,7 +122,7 @@ def that_fit(config: RunConfig, problems: list[Problem], chat: ChatFormat) -> li
 
 
 def tell_too_long(config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat) -> None:
-    """A line for each set to be evaluated on that has some: it stays whole, so that its figures can be compared."""
+    """A message for each evaluated set that has such prompts: the set stays whole, so that figures can be compared."""
     for name, problems in sets.items():
         if found := too_long(problems, chat, config.engine.max_context_tokens):
             log.info(f"{name}: {found}; they count as wrong; a larger --engine.max-context-tokens asks them too")

@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, one line on the console, and the traceback in the run's log."""
+"""The end of a command: exit status, one line on the console, and the traceback in the run's log."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
     """Run `act` with logging to the console; exit status: its own or 0, 1 it failed, 2 refused before anything started,
-    130 stopped by a person.
+    130 stopped by the user.
 
     `interrupted` is logged where Ctrl-C ends it.
     """
@@ -25,7 +25,7 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
 
 
 def end(status: int) -> None:
-    """Leave the process with this status, where it is not 0."""
+    """Exit the process with this status, where it is not 0."""
     if status:
         sys.exit(status)
 

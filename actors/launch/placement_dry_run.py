@@ -1,4 +1,4 @@
-"""Who sits where, tried on fake nodes: Ray's own placement, stand-ins for the actors, checks and a table.
+"""The placement of actors, tried on fake nodes: Ray's own placement, stand-ins for the actors, checks and a table.
 
 python recipes/plan.py --scale mi300x-64 --dry-run
 """
@@ -16,12 +16,12 @@ from rstar_ray.config import RunConfig
 from rstar_ray.config.scales import Machines
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Of each fake node; the least that Ray takes."""
+"""Memory of each fake node; the least that Ray accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seating:
-    """Who sits where; nodes by their number, 0 the head."""
+    """The placement of a run; nodes by number, 0 is the head."""
 
     machines: Machines
     layout: Layout  # in order
@@ -101,7 +101,7 @@ async def _nodes_of(options: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def problems(seating: Seating) -> list[str]:
-    """What is not as it should be; nothing where all is well."""
+    """Errors in the placement; empty where it is right."""
     layout, found = seating.layout, list[str]()
     engines = [seating.at(bundle) for bundle in layout.replica_bundles]
     ranks = [seating.at(bundle) for bundle in layout.rank_bundles]
@@ -123,7 +123,7 @@ def problems(seating: Seating) -> list[str]:
 
 
 def table(seating: Seating) -> str:
-    """A row a node: what each GPU holds, and what runs on its cores."""
+    """One row per node: the contents of each GPU, and the processes on its cores."""
     holds = holders(seating)
     width = max(len(text) for text in ("GPU 0", *holds.values())) + 2
     head = f"{'node':<9}" + "".join(f"{f'GPU {gpu}':<{width}}" for gpu in range(seating.machines.gpus)) + "cores"
@@ -156,7 +156,7 @@ def on_cores(seating: Seating, node: int) -> list[str]:
 
 
 def told(seating: Seating, wanted: RunConfig) -> str:
-    """The table, what was wanted and could not be, and what is wrong."""
+    """The table, the smaller plan where there is one, and the errors."""
     layout = seating.layout
     lines = [
         f"{seating.machines.nodes} fake nodes of {seating.machines.gpus} GPUs and {seating.machines.cpus} cores, placed"

@@ -1,4 +1,4 @@
-"""A Ray to run on: the cluster a job runs on, or one of our own."""
+"""Joins the cluster that a job runs on, or starts a Ray."""
 
 import atexit
 import os
@@ -13,7 +13,7 @@ from rstar_ray.errors import ConfigError, RStarError
 SLOW_START = "timed out during startup"
 """What Ray says where its own deadline for a node's start, which cannot be set, was too short for a busy machine."""
 NOT_LET_IN = "authenticat"
-"""What is said, in some case, by each error that Ray has for a token that is not the cluster's, or by its cause."""
+"""Texts of Ray's errors, or of their causes, for a token that differs from the cluster's."""
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
@@ -64,7 +64,7 @@ def connect() -> None:
 
 
 def _another_token(address: str) -> ConfigError:
-    """By what this process took its token from."""
+    """The source of this process's token."""
     if os.environ.get(MODE_VARIABLE, "").lower() == "disabled":
         return ConfigError(
             MODE_VARIABLE, f"it is disabled, and the cluster at {address} asks for its token", "unset it"

@@ -57,7 +57,7 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
 
 
 def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
-    """Check everything that can be checked, then start and go through the stages that are not done.
+    """Check everything, then start and run the stages that are not done.
 
     `steps_given`: the user chose how long SFT is.
     """
@@ -154,7 +154,7 @@ def _steps_saved(run_dir: RunDir, stage: str) -> int:
 
 
 async def _run_stage(config: RunConfig, start: Start, actors: "TrainingActors", context: RunContext) -> None:
-    """One stage to its checkpoint, and what it is worth on held-out problems."""
+    """Train one stage to its end, and evaluate it on held-out problems."""
     run_dir, heldout = context.run_dir, start.heldout
     checkpoint = run_dir.finished_checkpoint(config.stage)
     if checkpoint is not None:

@@ -1,4 +1,4 @@
-"""Where a command's results go."""
+"""Folders for a command's results."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The model a run starts from: a folder the user names, the stage before's, or the tiny world's own."""
+"""The initial model of a run: a folder that the user names, the previous stage's, or the tiny world's."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from rstar_ray.tools.spec import ToolSpec
 
 
 def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
-    """With a hub's id replaced by the folder that it was fetched to, without its weights where nobody reads them."""
+    """The config with a hub id replaced by the downloaded folder; without weights where they are not read."""
     if not config.model:
         return config
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
@@ -56,12 +56,12 @@ def _make_whole(folder: Path, seed: int) -> None:
         try:
             made.rename(folder)
         except OSError:
-            if not (folder / "config.json").exists():  # else another was quicker, and made the same
+            if not (folder / "config.json").exists():  # otherwise another process was faster, and made the same
                 raise
 
 
 def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """Where `start_model` finds or makes it."""
+    """The folder where `start_model` finds or makes it."""
     if config.model:
         return Path(config.model)
     if finished is not None:

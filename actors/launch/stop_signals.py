@@ -1,4 +1,4 @@
-"""Ctrl-C, or a cluster's SIGTERM: the first asks for a clean end, the second ends at once."""
+"""Ctrl-C or a cluster's SIGTERM: the first one asks for a clean end, the second ends at once."""
 
 import asyncio
 import logging
@@ -13,17 +13,18 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ECHO_S = 1.0
-"""So long a signal that comes again is the same one: `ray job stop` and `scancel` send it to every process of a job, of
-which `recipes.again` hands it on."""
+"""A signal that repeats within this time is the same one: `ray job stop` and `scancel` send it to every process
+of a job, and `recipes.again` forwards it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grace:
-    """What the first signal leaves time for."""
+    """The work that the first signal leaves time for."""
 
-    seconds: float  # until what is under way is ended
+    seconds: float  # until the current work is ended
     told: str  # at the signal
-    ended: str  # of what was not done by then
+    ended: str  # if it was not done by then
 
 
 def grace_of_run(seconds: float) -> Grace:
@@ -43,7 +44,7 @@ GRACE_OF_EVALUATION = Grace(
 
 
 class StopSignals:
-    """Whether a command has been asked to stop; within `handled` the signals come here."""
+    """Whether a command should stop; within `handled` it receives the signals."""
 
     def __init__(self, grace: Grace) -> None:
         self._grace = grace

@@ -73,5 +73,5 @@ def test_it_is_told_before_anything_starts(
         with pytest.raises(SystemExit, match="1"):
             launch_evaluation(EVALUATE, options)
     said = "\n".join(logged) + "\n"
-    assert "asks otherwise than stage1" in said and "give --chat.before Calc:\n" in said
+    assert "differs from stage1" in said and "give --chat.before Calc:\n" in said
     assert "give --rollout.no-instruct\n" in said
