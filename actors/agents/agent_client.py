@@ -38,7 +38,7 @@ class Agents:
         return RolloutAgent(host, self._caller, timed)
 
     def close(self, state: RolloutState) -> None:
-        """The rollout is over here: its agent is stopped, unless it is played elsewhere by now. Nobody waits for it."""
+        """The rollout is over here: stop its agent, without waiting, unless another worker plays the rollout."""
         rollout_id = state.request.rollout_id
         host = self._hosts[zlib.crc32(rollout_id.encode()) % len(self._hosts)]
         task = asyncio.create_task(self._stop(host, rollout_id))
@@ -46,7 +46,7 @@ class Agents:
         task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Wait until every agent that was stopped is known to its host as stopped."""
+        """Wait until every stopped agent's host has been notified."""
         await asyncio.gather(*self._tasks)
 
     async def _stop(self, host: Remote[AgentHostActor], rollout_id: str) -> None:

@@ -158,7 +158,7 @@ class AgentHost:
 
 
 class RunningAgent:
-    """One call of the user's function, in a thread of its own with an event loop of its own."""
+    """One call of the user's function, in a separate thread with a separate event loop."""
 
     def __init__(self, session: AgentSession, holder: str, losses: int) -> None:
         self.session = session

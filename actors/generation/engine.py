@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What the engine found it has."""
+    """Facts about a started engine."""
 
     kv_capacity_tokens: int
     block_size: int
@@ -131,7 +131,7 @@ class Engine:
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that serve; 0 for those of the model folder."""
+        """The version of the serving weights; 0 for those of the model folder."""
         return self.weights.policy_version
 
     @property
@@ -158,7 +158,7 @@ class Engine:
         return self._facts
 
     async def measure_cost(self) -> EngineCost:
-        """What its steps cost; nothing else may run here meanwhile."""
+        """Measure the cost of its steps; no other request may run meanwhile."""
         assert self._facts is not None
         count = itertools.count()
         # Prompts of an earlier measurement are the same; cached, they would cost nothing.
@@ -222,7 +222,9 @@ class Engine:
     async def stream(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
     ) -> AsyncGenerator[list[int], None]:
-        """As `generate`, but each token as it is sampled, without its log-prob; whoever stops listening ends it."""
+        """Like `generate`, but yields each token as it is sampled, without its log-prob; closing the iterator
+        aborts the request.
+        """
         from vllm.sampling_params import RequestOutputKind
 
         llm = self._vllm.alive()
@@ -283,7 +285,7 @@ class Engine:
 
 
 def _times(stats: Any) -> EngineTimes | None:
-    """Of vLLM's statistics of a request, which are None where it keeps none."""
+    """From vLLM's statistics of a request, which are None where it keeps none."""
     if stats is None or not stats.first_token_ts:
         return None
     return EngineTimes(
@@ -293,6 +295,6 @@ def _times(stats: Any) -> EngineTimes | None:
 
 
 async def _last(outputs: Any) -> Any:
-    """The only output of a request that asks for its final one; the request is aborted where we stop waiting."""
+    """The only output of a request for its final output; the request is aborted where the wait ends."""
     async with contextlib.aclosing(outputs):
         return [output async for output in outputs][-1]

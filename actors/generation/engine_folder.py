@@ -21,11 +21,15 @@ VARIABLES = ("TMPDIR", SOCKETS)
 SHARED_MEMORY = Path("/dev/shm")
 NOTES = "shared-memory.json"
 LONGEST_PARENT = 52
-"""Characters: a socket's path may have 107, and below this come a folder of ours, one of Python's and a name of 36."""
+"""Longest path in characters: a socket's path may have 107, and a folder of ours, one of Python's and a name of
+36 characters follow.
+"""
 
 
 class EngineFolder:
-    """One engine's, from before its start to after its end; while it is there, this process's temporary files too."""
+    """The folder of one engine, from before its start to after its end; meanwhile also this process's temporary
+    files.
+    """
 
     _live: ClassVar[list["EngineFolder"]] = []  # of this process: benchmarks have several engines in one
 
@@ -41,19 +45,19 @@ class EngineFolder:
         _lead(dict.fromkeys(VARIABLES, str(self.path)), str(self.path))
 
     def note_shared(self, pids: Iterable[int]) -> None:
-        """Write down which files of shared memory these processes have: a name and the file's number each."""
+        """Record the shared memory files of these processes: name and inode of each."""
         notes = self.path / NOTES
         held = _read(notes) | {name: number for pid in pids for name, number in _mapped(pid).items()}
         with contextlib.suppress(OSError):
             notes.write_text(json.dumps(held))
 
     def remove(self) -> None:
-        """Once its processes have ended."""
+        """To be called once its processes have ended."""
         self._live.remove(self)
         if tempfile.tempdir == str(self.path):
             last = str(self._live[-1].path) if self._live else None
             _lead(dict.fromkeys(VARIABLES, last) if last else self._before, last or self._tempdir_before)
-        with contextlib.suppress(FileNotFoundError):  # somebody cleared all temporary files away
+        with contextlib.suppress(FileNotFoundError):  # the temporary files were removed by someone else
             self._own.remove()
 
 
@@ -74,7 +78,7 @@ def clear(folder: Path) -> None:
             about = (SHARED_MEMORY / name).lstat()
             if about.st_ino == number and about.st_uid == os.geteuid():
                 (SHARED_MEMORY / name).unlink()
-    with contextlib.suppress(OSError):  # the rest is the next one's to clear
+    with contextlib.suppress(OSError):  # the next engine clears the rest
         empty(folder)
 
 

@@ -1,4 +1,4 @@
-"""Ray's view of one generation worker: how its parts are built in the actor, and what the driver calls."""
+"""The Ray actor of one generation worker: builds its parts in the actor process, and serves the driver's calls."""
 
 import asyncio
 import time
@@ -139,12 +139,14 @@ class GenerationActor(ServiceActor):
         return replace(loaded, move_s=fetched_s + loaded.move_s)
 
     async def sleep(self) -> None:
-        """Give the GPU's memory to the learner until the next weights come. An engine that has not started has none."""
+        """Give the GPU's memory to the learner until the next weights arrive. An engine that has not started
+        uses none.
+        """
         if self._kv_capacity_tokens:
             await self._worker.swap(self._engine.weights.sleep())
 
     async def join_sender(self, meeting: Mapping[str, Any]) -> None:
-        """Be there for what a learner's rank broadcasts from now on; failure is harmless: the object store is used."""
+        """Join the learner's broadcast from now on; failure is harmless: the object store is used instead."""
         await self._engine.weights.join(meeting)
 
     async def begin_weights(self, policy_version: int, plan: BucketPlan) -> None:

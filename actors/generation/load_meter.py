@@ -14,7 +14,7 @@ class LoadMeter:
         self._recomputed = 0  # preemptions that a swap caused and vLLM has not yet reported
 
     def forgive_running(self) -> None:
-        """A swap puts all that runs back in the queue; the statistics of the last step must have come."""
+        """A swap puts all running requests back in the queue; the statistics of the last step must have arrived."""
         self._recomputed += self.load.running
 
     def observe(self, scheduler_stats: Any, iteration_stats: Any) -> None:

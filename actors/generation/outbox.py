@@ -18,7 +18,7 @@ from rstar_ray.trajectory import Trajectory, TrajectorySummary
 from scheduler.records import RolloutLoad, TurnReport
 
 NUM_PARTS = 16
-"""Objects that the trajectories of a batch are spread over: a learner rank fetches those with its own rows in them."""
+"""Number of objects that a batch's trajectories are spread over: a learner rank fetches those with its own rows."""
 
 Ended = TrajectorySummary | DroppedRollout
 
@@ -47,7 +47,7 @@ class Outbox:
     returned: dict[str, tuple[RolloutLoad, RolloutState]] = field(default_factory=dict)  # by id, the latest
 
     def after(self, earlier: "Outbox") -> "Outbox":
-        """This one behind an earlier one that was not delivered."""
+        """Merge this report with an earlier undelivered one."""
         return Outbox([*earlier.turns, *self.turns], {**earlier.returned, **self.returned})
 
     def turn_ended(self, state: RolloutState, *, ended: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""An engine's processes end with the one that started them, however that ended.
+"""Ends an engine's processes with the process that started them, however that ended.
 
-vLLM's engine process does not notice that its client is gone, and waits for requests for ever, with its device memory.
-Ray ends the children of a worker that dies, but who ends with a whole node (the raylet was killed, or the driver of a
-local Ray) leaves them behind.
+vLLM's engine process does not notice that its client is gone, and waits for requests forever, with its device
+memory. Ray ends the children of a worker that dies, but leaves them behind when a whole node ends (the raylet
+was killed, or the driver of a local Ray).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ GRACE_S = 10.0
 
 
 def owned_by_this() -> dict[str, str]:
-    """The environment of processes that are to end with this one."""
+    """The environment of processes that should end with this one."""
     return {OWNER: f"{os.getpid()} {birth(os.getpid())}"}
 
 

@@ -1,4 +1,4 @@
-"""The metrics of one replica, and what its rollouts do: how long completions and tool calls take."""
+"""The metrics of one replica and its rollouts: durations of completions and tool calls."""
 
 import time
 from collections import Counter
@@ -44,7 +44,7 @@ class ReplicaMetrics:
             self._traces.granted(grant)
 
     async def timed(self, activity: Activity, rollout_id: str, work: Awaitable[T]) -> T:
-        """Do the work of a rollout, and note how long it took, however it ends."""
+        """Run a rollout's work, and record its duration, however it ends."""
         start_s = time.time()  # since the epoch, so that spans of several machines fit together
         self._at_tools[rollout_id] += activity is Activity.TOOL
         result: T | None = None
@@ -58,7 +58,7 @@ class ReplicaMetrics:
             self.took(Span(self._replica, rollout_id, activity, start_s, time.time()), result)
 
     def at_tools(self) -> tuple[str, ...]:
-        """Rollouts that wait for a tool now, and sample nothing."""
+        """Rollouts that currently wait for a tool, and sample nothing."""
         return tuple(rollout_id for rollout_id, calls in self._at_tools.items() if calls)
 
     def took(self, span: Span, result: object) -> None:

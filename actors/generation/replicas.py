@@ -1,4 +1,4 @@
-"""The generation workers of a run, as the driver holds them: started, given weights, and brought back when lost."""
+"""The driver's view of the generation workers: started, given weights, and restarted when lost."""
 
 import asyncio
 import logging
@@ -30,23 +30,23 @@ R = TypeVar("R")
 
 POLL_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
-"""Of one replica, without progress in between, before the run ends: a node takes many replicas at once."""
+"""Most losses of one replica without progress before the run ends: a lost node takes many replicas at once."""
 SERVED_WELL_S = 60.0
-"""A replica that served for so long before it was lost made progress: its start and its first work are no cause."""
+"""A replica that served for so long before its loss made progress: its start and its first work are not the cause."""
 START_PATIENCE = 3.0
-"""While its engine starts, an actor may be silent for so many times its limit: a library that is loaded holds it up."""
+"""Factor on an actor's silence limit while its engine starts, because loading a library may block it."""
 REPORT_WAIT_AFTER_S = 10.0
 LOOK_AGAIN_S = 0.5
 
 
 class Replica(Service[GenerationActor]):
-    """One generation worker in the driver."""
+    """The driver's view of one generation worker."""
 
     def __init__(self, handle: Any, name: str, *, start_deadline_s: float, silent_s: float) -> None:
         super().__init__(handle, name, silent_s=silent_s, start_patience=START_PATIENCE)
         self.start_deadline_s = start_deadline_s
         self.losses = LossBudget(MAX_LOSSES_IN_A_ROW)
-        self.returned = False  # since seats were given out: its new process has not what the old one was sent
+        self.returned = False  # since a publish began: its new process lacks what the old one received
 
 
 class Replicas:
@@ -96,7 +96,7 @@ class Replicas:
 
     @property
     def there(self) -> dict[str, Replica]:
-        """The replicas that are not lost, or are back with the newest weights."""
+        """The replicas that are not lost, or have returned with the newest weights."""
         return {name: replica for name, replica in self.workers.items() if not replica.is_lost}
 
     def add(self, replica: Replica) -> None:
@@ -104,12 +104,16 @@ class Replicas:
         self.workers[replica.name] = replica
 
     def start(self) -> None:
-        """Start every engine; `serving` waits for them. One that cannot start ends the run, whatever it waits for."""
+        """Start every engine; `serving` waits for them. An engine that cannot start ends the run, whatever the
+        run waits for.
+        """
         self._starting = asyncio.create_task(self._start_all())
         self._starting.add_done_callback(self._end_run_if_failed)
 
     async def serving(self) -> None:
-        """Wait until all replicas serve that are not lost, and at least one; raises why one could not start."""
+        """Wait until all replicas that are not lost serve, and at least one does; raises the reason of one that
+        could not start.
+        """
         start_s = max(replica.start_deadline_s for replica in self.workers.values())
         seconds = (1 + MAX_LOSSES_IN_A_ROW) * (start_s + self._node_away_s)
         await within(self._until_serving(), seconds, waiter="driver", owner="generation", reason=self._not_serving)
@@ -129,7 +133,7 @@ class Replicas:
         self._starting.result()
 
     def _end_run_if_failed(self, starting: "asyncio.Task[None]") -> None:
-        """Supervised fine-tuning needs no engine, and may not wait for one for hours."""
+        """Supervised fine-tuning needs no engine, and must not wait hours for one."""
         if not starting.cancelled() and isinstance(fault := starting.exception(), Exception):
             self._watchdog.end_run(fault)
 
@@ -144,13 +148,15 @@ class Replicas:
         await asyncio.gather(*(self._start(replica) for replica in self.workers.values()))
 
     async def _start(self, replica: Replica) -> None:
-        """Engine up, then the current weights, then work; again where the process or its engine dies in between."""
+        """Start the engine, load the current weights, then work; repeat where the process or its engine dies in
+        between.
+        """
         while True:
             try:
                 return await self._bring_up(replica)
             except (RayActorError, RayTaskError, DeadlineExceeded) as failed:
                 lives = isinstance(failed, (RayTaskError, DeadlineExceeded)) and not isinstance(failed, RayActorError)
-                first = replica.state is State.STARTING  # what has never served may not be able to
+                first = replica.state is State.STARTING  # a replica that has never served may be unable to
                 if _waited_for_another(failed, replica.name) or (first and lives):
                     log.info(f"{replica.name} did not start: {last_line(failed)}")
                     raise
@@ -172,7 +178,7 @@ class Replicas:
         log.info(f"{replica.name}: {facts.kv_capacity_tokens:,} KV tokens")
 
     async def _lost(self, name: str, lost: Exception) -> None:
-        """Its rollouts continue elsewhere; its next process starts with the newest weights."""
+        """Continue its rollouts elsewhere; its next process starts with the newest weights."""
         replica = self.workers[name]
         await self._count_loss(replica, lost)
         if num_kept := await self.rollouts.go_on_without(name):
@@ -181,7 +187,7 @@ class Replicas:
         await self._start(replica)
 
     async def _count_loss(self, replica: Replica, lost: Exception) -> None:
-        """Note the loss, and kill a process that is of no use and lives. Raises `RStarError` beyond the budget: any
+        """Note the loss, and kill a process that is alive but unusable. Raises `RStarError` beyond the budget: any
         number of losses is tolerated while rollouts end in between, or the replica serves for a while."""
         if replica.lost() >= SERVED_WELL_S:
             replica.losses.reset()
@@ -302,7 +308,7 @@ class Replicas:
                 if not await within(same, self._weights_deadline_s, waiter="driver", owner=name, reason="a heartbeat"):
                     log.info(f"{name} did not take version {version}: {type(lost).__name__}")
                     return None
-                log.info(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
+                log.info(f"{name} answers again after {type(lost).__name__}: sending the weights again")
 
     async def _is_same_process(self, replica: Replica) -> bool:
         """Wait until it answers, or is lost: until then it might serve the weights it has."""
@@ -363,7 +369,7 @@ def _is_gone(lost: Exception) -> bool:
 
 
 def _waited_for_another(lost: Exception, name: str) -> bool:
-    """Whether the deadline was missed by somebody else."""
+    """Whether another actor missed the deadline."""
     return isinstance(lost, DeadlineExceeded) and not isinstance(lost, RayTaskError) and lost.owner != name
 
 

@@ -43,15 +43,17 @@ _Submission = tuple[RolloutLoad, RolloutState]
 _Queue = asyncio.Queue[FinishedRollout | DroppedRollout | BaseException]
 
 ATTEMPT = "~"
-"""Between a rollout's id and the number of its attempt, after everything submitted before was dropped."""
+"""Separates a rollout's id from its attempt's number, after all earlier submissions were dropped."""
 _ATTEMPT = re.compile(rf"{ATTEMPT}\d+$")
 NOBODY = ""
 """A replica that the balancer does not know."""
 SUBMIT_BATCH = 256
 RETURN_BATCH = 32
-"""Of begun rollouts: one of 16K tokens takes a quarter of a megabyte, and the balancer serves others in between."""
+"""Batch size of begun rollouts: one of 16K tokens takes a quarter of a megabyte, and the balancer serves others
+in between.
+"""
 CALL_DEADLINE_S = 120.0
-"""For an actor that answers. The watchdog kills one that is stopped, and it restarts."""
+"""Deadline of an actor that answers. The watchdog kills a stopped one, and it restarts."""
 BLIP_PATIENCE_S = 3.0
 """How long a replica that could not be reached may take to answer again before it counts as lost."""
 DELIVERY_WAIT_S = 20.0
@@ -153,7 +155,7 @@ class RolloutClient:
             yield done
 
     async def go_on_without(self, replica_id: str) -> int:
-        """A replica is gone: other replicas continue its rollouts. Returns how many continue from the journal."""
+        """A replica is gone: continue its rollouts on others. Returns how many continue from the journal."""
         self._num_recovering += 1
         self._recovered.clear()
         try:
@@ -196,12 +198,13 @@ class RolloutClient:
         return await asyncio.to_thread(journaled, self._journal, states, known, same=_ATTEMPT)
 
     def serves(self, version: int, checksum: int) -> None:
-        """All workers serve these weights now. Turns that they, or earlier weights on record, sampled are kept."""
+        """All workers serve these weights now. Turns sampled by them, or by earlier recorded weights, are kept."""
         self._version, self._checksum = version, checksum
 
     async def abandon(self) -> None:
-        """Drop everything unfinished: `run` may request the same rollouts again. Late results of the dropped ones
-        have other names."""
+        """Drop everything unfinished, so that `run` may request the same rollouts again. Late results of the
+        dropped ones have other ids.
+        """
         given_up = [*self._waiting]
         self._waiting.clear()
         self._queue_of.clear()
@@ -218,14 +221,14 @@ class RolloutClient:
         return replace(request, rollout_id=request.rollout_id + attempt, cache_salt=salt)
 
     def _as_requested(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
-        """Under the name that was requested."""
+        """By the requested id."""
         if isinstance(done, DroppedRollout):
             return replace(done, rollout_id=self._requested_id(done.rollout_id))
         summary = replace(done.summary, rollout_id=self._requested_id(done.summary.rollout_id))
         return replace(done, summary=summary)
 
     def _requested_id(self, rollout_id: str) -> str:
-        """Without the number of the attempt; results of earlier attempts are not waited for."""
+        """The id without the number of the attempt; results of earlier attempts are not waited for."""
         return rollout_id.removesuffix(f"{ATTEMPT}{self._attempt}") if self._attempt else rollout_id
 
     async def resubmit(self) -> None:
@@ -268,7 +271,7 @@ class RolloutClient:
         self._fail(RStarError(f"balancer: {last_line(fault)}"))
 
     def _fail(self, fault: RStarError) -> None:
-        """Every run raises it; where none is open, the next."""
+        """Every open run raises it; without one, the next."""
         self._fault = fault
         for queue in self._open:
             queue.put_nowait(fault)
@@ -330,7 +333,7 @@ class RolloutClient:
                     reason="what it finished",
                     poll=True,
                 )
-            except (RayTaskError, DeadlineExceeded) as failed:  # before the next: it may be both
+            except (RayTaskError, DeadlineExceeded) as failed:  # before the next case: an error may be both
                 await self._on_replica_lost(name, failed)
                 return
             except (RayActorError, ObjectLostError) as lost:  # the second: its answer was on a node that is gone

@@ -1,4 +1,4 @@
-"""The traces of the rollouts that one replica plays; what fails here is one line, and no trace more."""
+"""Traces of the rollouts of one replica; a failure is logged once and ends the tracing."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Span:
 
 
 class RolloutTraces:
-    """Hears what the worker does, and writes when a rollout ends; without a sink it does nothing."""
+    """Receives the worker's events, and writes a trace when a rollout ends; without a sink it does nothing."""
 
     def __init__(self, replica_id: str, *, run: str, open_sink: Callable[[], TraceSink] | None) -> None:
         self._replica_id = replica_id
@@ -68,7 +68,7 @@ class RolloutTraces:
             self._add(span.rollout_id, "completion", span.start_s, span.end_s)
 
     def ended(self, rollout: Trajectory | DroppedRollout) -> None:
-        """It was judged, or dropped: all that this replica did since the last time is written."""
+        """The rollout was judged or dropped: write everything that this replica did since the last time."""
         sink, now_s = self._sink, time.time()
         if sink is None:
             return

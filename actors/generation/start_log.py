@@ -1,8 +1,8 @@
-"""Why vLLM did not start: what its processes wrote meanwhile.
+"""Finds why vLLM did not start, from the output of its processes.
 
-vLLM's engine process writes its traceback to its output, which it inherits from this process, and only reports that it
-failed ("See root cause above"). Ray keeps the output of an actor in files under `/tmp/ray/session_latest/logs`, so it
-can be read back.
+vLLM's engine process writes its traceback to its output, which it inherits from this process, and only reports
+that it failed ("See root cause above"). Ray stores an actor's output in files under
+`/tmp/ray/session_latest/logs`, so it can be read back.
 """
 
 import os
@@ -21,15 +21,15 @@ FOLLOWS = "initialization failed"
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What was written since a `StartLog` began."""
+    """Output since a `StartLog` began."""
 
-    cause: str  # the last error that is not the consequence of another; empty: none
+    cause: str  # the last error that is not caused by another; empty without one
     tail: tuple[str, ...]  # lines
     path: str  # of the file that has all of it
 
 
 class StartLog:
-    """Remembers where this process's output ends; nothing where the output is no file, such as a terminal."""
+    """Remembers the end of this process's output; inactive where the output is not a file, such as a terminal."""
 
     def __init__(self, outputs: tuple[int, ...] = OUTPUTS) -> None:
         self._ends = {output: os.fstat(output).st_size for output in outputs if _is_file(output)}

@@ -1,6 +1,6 @@
 """The recorded trajectories of a step, as text. A worker writes them, because the tokens are there.
 
-A failure is a shown line and never ends a run.
+A failure is logged and never ends a run.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""vLLM's tool parsers as a syntax of calls, for families that ours do not read (`--chat.parser vllm:NAME`)."""
+"""vLLM's tool parsers as a call syntax, for families that this project does not parse (`--chat.parser vllm:NAME`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class VllmCalls:
         return not marker or marker in text
 
     def read(self, text: str) -> list[WrittenCall]:
-        """What it finds; where it finds nothing although its marker stands there, a call that cannot be read."""
+        """The parsed calls; a marker without a parsed call is a malformed call."""
         parser = self._parser(self._tokenizer, self._request.tools)
         found = parser.extract_tool_calls(text, self._request)
         if found.tools_called:

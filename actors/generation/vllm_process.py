@@ -1,4 +1,6 @@
-"""vLLM's processes behind one address: every wait on them has a deadline, all their deaths are an `EngineError`."""
+"""vLLM's processes behind one address: every wait on them has a deadline, the death of any of them is an
+`EngineError`.
+"""
 
 import asyncio
 import contextlib
@@ -41,10 +43,10 @@ class VllmProcess:
         self._model = model
         self._adapter = adapter
         self._llm: AsyncLLM | None = None
-        self._death: asyncio.Future[str] | None = None  # why it does not serve any more
+        self._death: asyncio.Future[str] | None = None  # why it no longer serves
         self._watch: asyncio.Task[None] | None = None
         self._folder: EngineFolder | None = None
-        self._num_asked = 0  # and not answered
+        self._num_asked = 0  # open calls
         self._progress = 0  # answers and steps
         self.processes: list[psutil.Process] = []
 
@@ -136,14 +138,14 @@ class VllmProcess:
             self._progress += 1
 
     async def _watch_for_death(self, llm: "AsyncLLM") -> None:
-        """vLLM notices the end of its processes but leaves some calls waiting for ever; a wedge it does not notice."""
+        """vLLM notices the end of its processes but leaves some calls waiting forever, and does not notice a hang."""
         detector = Detector(tick_s=LIVENESS_POLL_S)
         detector.watch(ENGINE, Limit(silent_s=math.inf, stuck_s=self._config.detector.engine_step_s))
         while not llm.errored:
             await asyncio.sleep(LIVENESS_POLL_S)
             detector.heard(ENGINE, work=self._num_asked, progress=self._progress)
             for wedged in detector.tick(time.monotonic()):
-                self.mark_dead(f"{ENGINE} was wedged: {wedged.seen}; it was killed")
+                self.mark_dead(f"{ENGINE} was stuck: {wedged.seen}; killed")
                 _kill(self.processes)
                 return
         self._notice_death()
@@ -182,7 +184,7 @@ def _with_workers(cores: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
-    """Stopped ones too; psutil knows an id that was given again."""
+    """Includes stopped processes; psutil recognises a reused id."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,6 +1,6 @@
-"""How a vLLM engine is started: our settings as vLLM's arguments and environment, with the cheapest choices found.
+"""Starts a vLLM engine: our settings as vLLM's arguments and environment.
 
-Nothing here runs on import; vLLM itself is imported when an engine starts, after the environment it reads is set.
+Nothing here runs on import. vLLM is imported when an engine starts, after the environment that it reads is set.
 """
 
 import json
@@ -48,7 +48,7 @@ def start_vllm(config: RunConfig, model: Path, adapter: AdapterSettings | None, 
 
 
 def eos_token_ids(model: Path) -> list[int]:
-    """The end-of-turn tokens the folder names: all that ever stops a completion early."""
+    """The end-of-turn tokens that the folder names: only these end a completion early."""
     for name in ("generation_config.json", "config.json"):
         path = model / name
         if path.is_file() and (eos := json.loads(path.read_text()).get("eos_token_id")) is not None:

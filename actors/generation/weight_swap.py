@@ -183,7 +183,7 @@ class WeightSwap:
         return asyncio.get_running_loop().call_later(self._silent_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Decoding is paused, with weights that are half old and half new."""
+        """Handle a pause in which no further weights arrive: the engine has half old and half new weights."""
         self._vllm.mark_dead(f"a swap of weights was begun, and for {self._silent_s:g} s nothing more came")
         self._release()
 
@@ -239,7 +239,7 @@ class WeightSwap:
         return time.monotonic()
 
     async def _step(self, awaitable: Awaitable[T], what: str) -> T:
-        """A step of a swap: an engine whose weights are half old and half new must not serve."""
+        """One step of a swap: an engine with half old and half new weights must not serve."""
         try:
             return await self._vllm.ask(awaitable, what)
         except BaseException as failed:

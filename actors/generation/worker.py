@@ -1,7 +1,7 @@
 """A generation worker: one engine and the agent loops of the rollouts it was granted.
 
-It keeps one question for work open at the balancer and reports finished turns in batches: while one report is on its
-way the next fills up. What has finished waits to be asked for by the driver.
+It keeps one poll for work open at the balancer, and reports finished turns in batches: while one report is
+sent, the next fills up. Finished rollouts wait for the driver's poll.
 """
 
 import asyncio
@@ -40,24 +40,24 @@ T = TypeVar("T")
 ORDERS_WAIT_S = 20.0
 """How long one poll for orders stays open before the next."""
 REPORT_GATHER_S = 0.002
-"""Turns that finish together are reported together."""
+"""Finished turns are gathered for so long, and reported together."""
 REPORT_EVERY_S = 0.02
 """Shortest time between two reports: a call to the balancer costs as much as a decode step."""
 MAX_ROLLOUT_RESTARTS = 3
-"""How often a rollout begins again because a tool has lost its state."""
+"""Most restarts of a rollout because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
 """Longest wait for any answer of the balancer; what runs on asks it again."""
 LAST_WORDS_S = 5.0
 """Longest wait for it where the engine is gone: the driver waits for this process to end."""
 BROKEN = (MemoryError, OSError, DeadlineExceeded, RayError)
-"""What the worker itself is at its end by, or what all of its rollouts stand on; anything else is one rollout's."""
+"""Failures of the worker itself, or of what all its rollouts share; any other is one rollout's."""
 NO_THREAD = "can't start new thread"
-"""A want of memory too, which Python says in a `RuntimeError`."""
+"""Lack of memory too, which Python reports as a `RuntimeError`."""
 
 
 @dataclass(slots=True)
 class _Resident:
-    """A rollout that is played here."""
+    """A rollout that this worker plays."""
 
     state: RolloutState  # at its last finished turn
     task: asyncio.Task[None]
@@ -95,7 +95,7 @@ class GenerationWorker:
         self._coming_up: asyncio.Future[EngineFacts] | None = None
         self._facts: EngineFacts | None = None
         self._residents: dict[str, _Resident] = {}
-        self._outbox, self._unsent = Outbox(), Outbox()  # the second: what is being sent, or was
+        self._outbox, self._unsent = Outbox(), Outbox()  # the second one is being sent, or was
         self._reporting = asyncio.Event()
         self._metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._ended: AckedQueue[Trajectory | DroppedRollout] = AckedQueue()
@@ -211,7 +211,7 @@ class GenerationWorker:
             resident.task.cancel()
 
     async def _play(self, state: RolloutState) -> None:
-        """One rollout here. What is wrong with it alone ends it, and not the engine under all the others."""
+        """Play one rollout. A failure of this rollout alone ends it, not the engine under all others."""
         rollout_id = state.request.rollout_id
         try:
             await self._played(state)
@@ -330,7 +330,7 @@ class GenerationWorker:
         self._reporting.set()
 
     def _note_fault(self, task: asyncio.Task[None]) -> None:
-        """A task that raised would otherwise end in silence, and the run wait for it until its deadline."""
+        """A task that raised would otherwise end silently, and the run would wait for it until its deadline."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._ended.close(fault)
 
@@ -360,7 +360,9 @@ class GenerationWorker:
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
-        """The engine is gone: hand back every rollout at its last finished turn, then end, to be restarted."""
+        """The engine is gone: hand back every rollout at its last finished turn, then end this process, to be
+        restarted.
+        """
         if self._engine_died is not None:
             return
         self._engine_died = died
@@ -379,6 +381,6 @@ class GenerationWorker:
 
 
 def _named(rollout_id: str, failed: BaseException) -> str:
-    """Why a rollout is dropped that something of ours could not play."""
+    """Why a rollout is dropped because of a failure of ours."""
     said = str(failed).strip().rpartition("\n")[2]
     return f"rollout {rollout_id}: {type(failed).__name__}: {said}"

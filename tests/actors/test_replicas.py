@@ -365,7 +365,7 @@ async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights
     run.second.cut = True
     await run.replicas.publish(FIRST)
     assert run.second.told == ["start", "serve", 1]  # and it was not started again
-    assert "generation/1 answers again after ActorUnavailableError: it is given the weights again" in run.shown
+    assert "generation/1 answers again after ActorUnavailableError: sending the weights again" in run.shown
     assert run.balancer.told == [1]
 
 
