@@ -1,1 +1,1 @@
-"""Pages that a user runs and reads. The application behind them is in actors/launch and actors/talk."""
+"""The commands. The application behind them is in actors/launch and actors/talk."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from actors.launch.stop_signals import SIGNALS
 
 MEANT = (0, 2, 130)
-"""Statuses of a run that has ended, was refused, or was stopped by a person (`actors.launch.exit_status`)."""
+"""Exit statuses of a run that has ended, was refused, or was stopped by the user (`actors.launch.exit_status`)."""
 SOON_S = 600.0
 MOST_SOON = 5
-"""Deaths in a row, each so soon after its start, until it is left dead."""
+"""Failures in a row, each soon after a start, before it gives up."""
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -27,26 +27,26 @@ class Life:
     """How a command ended."""
 
     status: int  # a negative one is a signal's
-    stopped: bool  # it was asked to; while it starts, or is closing, it may end with any status then
+    stopped: bool  # it was asked to stop; while it starts or closes, any status may follow
 
 
 class Deaths:
-    """Whether a command is worth another start."""
+    """Decides whether a command is started again."""
 
     def __init__(self) -> None:
         self._soon = 0  # in a row
 
     def again(self, life: Life, lasted_s: float) -> bool:
-        """After a life that ended so."""
+        """The decision after a process that ended in this way."""
         self._soon = self._soon + 1 if lasted_s < SOON_S else 0
         return not life.stopped and life.status not in MEANT and self._soon < MOST_SOON
 
 
 def lived(command: Sequence[str]) -> Life:
-    """Run it to its end, and hand on what this process is asked to stop by.
+    """Run the command to its end, and forward the signals that this process receives.
 
-    It has a separate process group, so that what is sent to a whole group, as by Ctrl-C, reaches it once; where this
-    process is killed it ends too.
+    It has a separate process group, so that a signal to the whole group, as by Ctrl-C, reaches it once. Where
+    this process is killed it ends too.
     """
     prctl = ctypes.CDLL(None).prctl
     asked: list[int] = []

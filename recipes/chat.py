@@ -1,4 +1,4 @@
-"""Talk with a policy: thought, calls, results and answer as they come; its tools run here, programs in the sandbox.
+"""Chat with a policy: reasoning, calls, results and answer are streamed; its tools run here, programs in the sandbox.
 
 python recipes/chat.py --model runs/tiny/checkpoints/stage3-step-000018/model --prompt "What is 12 * 34?"
 RSTAR_RAY_TOKEN=... python recipes/chat.py --server http://127.0.0.1:8000
@@ -22,7 +22,7 @@ from rstar_ray.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(TalkConfig):
-    """Whom to talk with, and about what."""
+    """The policy, and the question."""
 
     model: str = ""
     """a model's folder, or a hub's id: served here"""
@@ -51,7 +51,7 @@ class Screen:
         self._kind = ""
 
     def show(self, kind: str, text: str, *, failed: bool = False) -> None:
-        """One thing heard; pieces of a kind run on."""
+        """Write one event; consecutive pieces of a kind continue the text."""
         from rich.panel import Panel
         from rich.syntax import Syntax
         from rich.text import Text

@@ -4,7 +4,7 @@ python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
 python recipes/plan.py --gpus 1 --gpu-memory-gb 24 --model Qwen3-0.6B --offload
 python recipes/plan.py --scale mi300x-64 --dry-run
 
-The last places stand-ins on a cluster of fake nodes, and shows who sits where.
+The last command places stand-ins on a cluster of fake nodes, and shows where each actor runs.
 """
 
 import dataclasses
@@ -69,25 +69,25 @@ class PlanConfig:
     """Nothing is measured: arithmetic, with its assumptions. With --dry-run Ray places stand-ins on fake nodes."""
 
     scale: Literal["", Scale] = ""
-    """Take GPUs, their memory and what the learner does from this scale, where it is not said here."""
+    """Take GPUs, their memory and the learner's settings from this scale; other options win over it."""
     dry_run: bool = False
-    """Start a cluster of fake nodes here, and see who sits where at --scale."""
+    """Start a cluster of fake nodes here, and show where each actor of --scale runs."""
     nodes: int = 0
-    """Nodes of the dry run; 0 takes the scale's, fewer show what happens when some are missing."""
+    """Nodes of the dry run; 0 uses the scale's, fewer show a cluster with missing nodes."""
     on_insufficient_resources: OnInsufficientResources = RUN.on_insufficient_resources
-    """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
+    """As in a run: refuse a cluster that is too small, or scale the plan down."""
     gpus: int = 64
     gpu: Literal["", "mi300x", "mi325x", "b200", "h200", "h100", "a100", "l40s", "rtx4090"] = ""
-    """Whose peaks are planned with; by default those of the GPU whose memory is nearest to --gpu-memory-gb"""
+    """GPU whose peak rates are used; by default the one whose memory is nearest to --gpu-memory-gb"""
     gpu_memory_gb: float = 0.0
-    """of one GPU, as it is sold; by default that of --gpu, or of an MI300X"""
+    """nominal memory of one GPU; by default that of --gpu, or of an MI300X"""
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
     model: str = ""
     """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
     tensor_parallel: int = RUN.engine.tensor_parallel
     """--engine.tensor-parallel of the run"""
     gpu_memory_share: float = 0.0
-    """--engine.gpu-memory-share of the run; 0 gives an engine all that is left, and says which share that is"""
+    """--engine.gpu-memory-share of the run; 0 gives an engine the rest, and prints the share"""
     max_running: int = RUN.engine.max_running
     """--engine.max-running of the run"""
     max_context_tokens: int = RUN.engine.max_context_tokens
@@ -109,7 +109,7 @@ class PlanConfig:
     liger: bool = RUN.learner.liger
     """--learner.liger of the run"""
     prompts: int = RUN.prompts_per_step
-    """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
+    """--prompts-per-step of the run; rollouts drawn and kept per prompt are the defaults of a run"""
     json: bool = False
     run_config: str = ""
     """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them."""
@@ -127,7 +127,7 @@ class PlanConfig:
             raise ValueError(f"--gpus {self.gpus} is not a multiple of --tensor-parallel {self.tensor_parallel}")
 
     def run(self) -> RunConfig:
-        """The settings of the run that is planned. Raises `ConfigError` by the option's name here."""
+        """The settings of the planned run. Raises `ConfigError` by the option's name here."""
         values = {setting: getattr(self, name) for name, setting in SETTINGS.items()}
         values |= {"learner.ranks": self.gpus, "evaluate.max_response_tokens": 1}  # no evaluation is planned
         if not self.gpu_memory_share:
@@ -147,7 +147,7 @@ class PlanConfig:
 
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
-    """What is said, and for the rest the scale's. Raises `ConfigError` for what would mean nothing."""
+    """The given options, and the scale's for the rest. Raises `ConfigError` for options without effect."""
     argv = with_config_file(argv)
     asked = given(argv)
     dry_run, scale = "--dry-run" in asked, chosen("--scale", argv, ("", *SCALES), "")
@@ -190,7 +190,7 @@ def of_run(run: RunConfig) -> PlanConfig:
 
 
 def show_dry_run(config: PlanConfig) -> int:
-    """Exit status: 0 all sit where they should, 1 they do not; raises `ConfigError` where they cannot."""
+    """Exit status: 0 where the placement is right, 1 where it is not; raises `ConfigError` where it is impossible."""
     from actors.launch.placement_dry_run import dry_run, problems, told
 
     machines = MACHINES[config.scale]
@@ -263,7 +263,7 @@ def _share(memory: Memory, gpu_memory_gb: float) -> float:
 
 
 def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:
-    """Of the RL stages, as a run writes them that sets nothing."""
+    """The budgets of the RL stages, as a run with default settings writes them."""
     return plan_checkpoint(model, replace(config.run().learner, ranks=ranks), RUN.checkpoint)
 
 

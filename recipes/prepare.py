@@ -34,7 +34,7 @@ SOLVED = (2, 1_000_000)
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Where the sources keep what a problem needs; empty finds it. Dots lead into objects: reward_model.ground_truth"""
+    """Columns of the sources; empty finds known names. Dots lead into objects: reward_model.ground_truth"""
 
     problem: str = ""
     answer: str = ""
@@ -48,14 +48,16 @@ class PrepareConfig:
     sources: Annotated[tuple[str, ...], tyro.conf.Positional]
     """files, folders, or dataset names as owner/name[/part][:split]; the first of several equal problems stays"""
     out: Path | None = None
-    """where the problems go, .jsonl or .parquet; FILE.counts.json beside it holds the counts"""
+    """output file, .jsonl or .parquet; FILE.counts.json beside it holds the counts"""
     check: bool = False
     """report only, write nothing"""
     columns: ColumnNames = field(default_factory=ColumnNames)
     answers: Path | None = None
     """a file of {"id", "ground_truth"}, for sets that keep their answers apart (BFCL)"""
     integer_answers: bool = False
-    """keep only integer answers, as the paper does, written plainly; what is not judged by math stays as it is"""
+    """keep only integer answers, as the paper does, as plain numbers; problems with another reward than math
+    stay unchanged
+    """
     english: bool = False
     """drop problems in other scripts, such as the Chinese half of DAPO-Math-17k"""
     max_chars: int = 0
@@ -65,16 +67,18 @@ class PrepareConfig:
     against: tuple[str, ...] = ()
     """evaluation sets: problems that share words in a row with one of theirs are dropped"""
     against_words: int = NGRAM_WORDS
-    """how many words in a row (the paper's 8-grams)"""
+    """length of the word sequences (the paper's 8-grams)"""
     pass_rates: Path | None = None
-    """a policy's results on these problems, one row a problem: what recipes/evaluate.py writes to evaluations/"""
+    """a policy's results on these problems, one row per problem: a file that recipes/evaluate.py wrote to
+    evaluations/
+    """
     solved_at_least: int = SOLVED[0]
-    """with --pass-rates: keep problems solved at least so often (the paper: twice in 16)"""
+    """with --pass-rates: keep problems solved at least this many times (the paper: twice in 16)"""
     solved_at_most: int = SOLVED[1]
-    """with --pass-rates: keep problems solved at most so often"""
+    """with --pass-rates: keep problems solved at most this many times"""
 
     def check_values(self) -> None:
-        """Refuse what cannot work, before anything is read."""
+        """Refuse invalid options before anything is read."""
         if not self.sources:
             raise ConfigError("sources", "no source is named", "name files, folders or dataset names")
         if self.out is None and not self.check:

@@ -1,12 +1,12 @@
-"""The whole loop before the first real run, and what was seen of it beside what was planned.
+"""Rehearse the whole loop before the first real run, and compare measured figures with the plan.
 
-python recipes/rehearse.py --scale tiny
-python recipes/rehearse.py --scale gpu --model /shared/Qwen3-1.7B --data.train problems.jsonl --run-dir /shared/one
+python recipes/rehearse.py --scale tiny python recipes/rehearse.py --scale gpu --model /shared/Qwen3-1.7B
+--data.train problems.jsonl --run-dir /shared/one
 
-Three steps of stage 1 on random weights of the model's full size: what they sample hardly ever ends by itself, so that
-budgets decide every length. After the first step a worker is killed; at the end there are a checkpoint and, with
-held-out problems, an evaluation. Of --model its config.json, tokenizer and chat are taken, not its weights. All options
-of recipes/stage1.py hold. Exit status: 0 as planned, 1 something was not, 2 refused.
+Three steps of stage 1 on random weights of the model's full size: their samples hardly ever end by themselves,
+so that budgets decide every length. After the first step a worker is killed; at the end there are a checkpoint
+and, with held-out problems, an evaluation. Only config.json, tokenizer and chat template of --model are used,
+not its weights. All options of recipes/stage1.py hold. Exit status: 0 as planned, 1 different, 2 refused.
 """
 
 import logging
@@ -43,7 +43,7 @@ STEPS = 3
 CHANGED: dict[str, Any] = {
     "steps": STEPS,
     "checkpoint.every_steps": STEPS,
-    "algorithm.reject_equal_reward": False,  # nothing is right, and an update is taken all the same
+    "algorithm.reject_equal_reward": False,  # no answer is right, and the update is taken anyway
     "evaluate.samples": 1,
     "evaluate.num_problems": 8,
 }
@@ -62,10 +62,10 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth"
 
 @dataclass(slots=True)
 class Kill:
-    """A worker is killed once the first step is done, in a thread beside the run; what came of it."""
+    """Kills a worker once the first step is done, in a thread beside the run, and records the result."""
 
     path: Path  # of the run directory
-    back_s: float | None = None  # until its next life answered
+    back_s: float | None = None  # until its next process answered
     problem: str = "no step was done"
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -74,7 +74,7 @@ class Kill:
             if any(row["stage"] == "stage1" for row in read_rows(self.path / "metrics.jsonl")):
                 try:
                     self._kill()
-                except Exception as failed:  # of whatever kind: the table says it
+                except Exception as failed:  # any exception: the table reports it
                     self.problem = f"{type(failed).__name__}: {failed}".splitlines()[0]
                 return
 
@@ -158,7 +158,7 @@ def shape_of(config: RunConfig, path: Path) -> ModelShape:
 
 
 def seen(path: Path, kill: Kill) -> Seen:
-    """What the run left behind."""
+    """The recorded figures of the run."""
     checkpoint = RunDir(path).finished_checkpoint("stage1")
     files = list(checkpoint.path.rglob("*.safetensors")) if checkpoint else []
     exported = [file for file in files if checkpoint and (checkpoint.path / "model") in file.parents]

@@ -1,4 +1,4 @@
-"""A step's update again, from its recorded trajectories and the checkpoint before it, and what differs.
+"""Repeat a step's update from its recorded trajectories and the checkpoint before it, and show differences.
 
 python recipes/replay.py runs/tiny --step 1
 python recipes/replay.py runs/tiny --step 31 --stage stage1

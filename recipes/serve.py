@@ -40,28 +40,30 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_TALKS = 64
-"""Answered at once; more are told to come later."""
+"""Most concurrent requests; further ones receive an error and should retry."""
 ALIAS = "policy"
-"""A model name that is always right, beside that of --model."""
+"""A model name that is always accepted, beside that of --model."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(TalkConfig):
-    """What is served, and to whom."""
+    """The served policy, and access to it."""
 
     model: str = ""
     """a model's folder, or a hub's id"""
     host: str = "127.0.0.1"
     """address listened on"""
     run_tools: bool = False
-    """run the tools of --tools.use inside and answer as the whole agent; else clients bring tools and run them"""
+    """run the tools of --tools.use in the server and answer as the whole agent; otherwise clients define and
+    run tools
+    """
     port: int = 8000
     """port listened on; 0 takes any"""
     allow_host: tuple[str, ...] = ()
     """names of this server beside localhost, the machine's own, and plain addresses"""
     allow_origin: tuple[str, ...] = ()
-    """web pages that may ask too, as https://host:port"""
+    """origins of web pages that may send requests too, as https://host:port"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +78,7 @@ class ServeOptions(TalkConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one API reads a request and writes the answer."""
+    """The request and response formats of one API."""
 
     read: Callable[[bytes], ChatRequest]  # raises `BadRequest`
     whole: Callable[[str, str, Finished], dict[str, Any]]  # (id, model, answer)
@@ -110,10 +112,10 @@ class Answers(Protocol):
 
 
 class AgentAnswers:
-    """By an agent whose tools run inside."""
+    """Answers by an agent whose tools run in the server."""
 
     def __init__(self, talker: Talker, sampling: Sampling) -> None:
-        """`sampling` holds where a request names none."""
+        """`sampling` is used where a request sets none."""
         self._talker = talker
         self._sampling = sampling
 
@@ -169,7 +171,7 @@ class Server:
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         origin = request.headers.get("Origin", "")
         invited = self._cross_origin(origin)
-        if invited and request.method == "OPTIONS":  # a browser asks first, without the token
+        if invited and request.method == "OPTIONS":  # a browser's preflight request has no token
             return web.Response(status=204, headers=invited)
         headers = request.headers
         if dialect_of(request) is ANTHROPIC and "Authorization" not in headers and "x-api-key" in headers:
@@ -251,7 +253,7 @@ class Server:
             while part is not None:
                 await response.write(events.end(part) if isinstance(part, Finished) else events.delta(part))
                 part = await anext(parts, None)
-        except ConnectionError:  # the client is gone
+        except ConnectionError:  # the client has disconnected
             raise
         except Exception as failed:
             if not isinstance(failed, RStarError):
@@ -271,7 +273,7 @@ async def _body(request: web.Request) -> bytes:
 
 
 def delta_of(heard: Heard) -> dict[str, str]:
-    """What a client is sent of one thing heard."""
+    """The delta that a client receives for one event."""
     match heard.kind:
         case "said":
             return {"content": heard.text}

@@ -9,7 +9,7 @@ from rstar_ray.config.recipe import Recipe
 PAPER = RunConfig(
     stage="sft",
     sft=SftConfig(steps=5_200),
-    checkpoint=CheckpointConfig(every_steps=200),  # steps are short: every ten of them, a 14B run would write 108 TB
+    checkpoint=CheckpointConfig(every_steps=200),  # steps are short; one in ten would write 108 TB in a 14B run
 )
 TINY = {"checkpoint.every_steps": 100}
 SFT = Recipe(paper=PAPER, tiny=TINY)

@@ -1,10 +1,10 @@
-"""The report page of a run that is under way, in a browser, its figures renewed as steps end.
+"""Serves the report page of a running run; the figures update as steps end.
 
 python recipes/watch.py runs/tiny
 
-Reads the run directory alone: it opens on a run that is active, has ended or has crashed, on any machine that sees the
-directory. It listens on the loopback; the address it shows holds the token that every figure needs: the one in the
-environment variable RSTAR_RAY_TOKEN, or a new one.
+It only reads the run directory, so it works for runs that are active, have ended or have crashed, on any
+machine that sees the directory. It listens on the loopback; the address it shows holds the token that every
+figure needs: the one in the environment variable RSTAR_RAY_TOKEN, or a new one.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from sandbox.http import auth
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = ("/", "/ping")
-"""What a browser is given without the token: the page without a figure in it."""
+"""The response without a token: the page without figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """Which run is shown, and to whom."""
+    """The shown run, and access to it."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """a run directory"""
     host: str = "127.0.0.1"
-    """address listened on; beyond the loopback figures travel unencrypted"""
+    """address to listen on; beyond the loopback, figures travel unencrypted"""
     port: int = 8001
-    """port listened on; 0 takes any"""
+    """port to listen on; 0 takes any free one"""
     allow_host: tuple[str, ...] = ()
-    """names of this server beside localhost, the machine's own, and plain addresses"""
+    """host names of this server besides localhost, the machine's own name, and plain addresses"""
 
 
 class Watcher:
@@ -93,7 +93,7 @@ class Watcher:
         return web.Response(text=whole_page(self._run.name, "", ""), content_type="text/html")
 
     async def _data(self, request: web.Request) -> web.Response:
-        """204 where the page has it all already."""
+        """204 where the page is up to date."""
         try:
             async with self._one:
                 if await asyncio.to_thread(self._run.changed):

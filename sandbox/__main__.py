@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandbox.http.server import ServerConfig
 
 OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-size"}
-"""What settings of a run are called here; those of a server and a pool are options by their own names."""
+"""Names of a run's settings here; settings of server and pool keep their own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class ServerOptions(PoolOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(PoolOptions):
-    """Run one program and show what a model would see."""
+    """Run one program and print its result as a model would see it."""
 
     file: Annotated[Path, tyro.conf.Positional]
     stdin: Path | None = None

@@ -60,34 +60,34 @@ class FairQueue(Generic[T]):
 
 MAX_TEXT_BYTES = (
     1024 * 1024 * 1024
-)  # of sources and inputs that wait: a queue is counted by calls, and one may have 64 MiB
+)  # text of waiting calls: the queue is bounded in calls, and one call may have 64 MiB
 NOTHING = ExecutionRequest(code="")
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One accepted call on its way."""
+    """One accepted call."""
 
-    request: ExecutionRequest  # NOTHING once nobody waits for the answer
+    request: ExecutionRequest  # NOTHING once its caller is gone
     caller: str
     number: int
     answer: asyncio.Future[ExecutionResult]
     accepted_at: float
-    started_at: float = 0.0  # 0.0: it waits
+    started_at: float = 0.0  # 0.0: still waiting
     attempts: int = 0
     cell: WorkerHandle | None = None
-    text_bytes: int = 0  # while it waits
+    text_bytes: int = 0  # while waiting
 
 
 @dataclass(slots=True)
 class Waiting:
-    """The calls that wait, counted, and the memory that their texts take."""
+    """Number of waiting calls, and the memory of their texts."""
 
     calls: int = 0
     text_bytes: int = 0
 
     def refusal(self, request: ExecutionRequest, most: int) -> str:
-        """Why there is no room for one more; empty where there is."""
+        """Why another call does not fit; empty where it does."""
         if self.calls >= most:
             return f"{self.calls} calls wait already; the queue holds no more"
         if self.calls and self.text_bytes + _text_bytes(request) > MAX_TEXT_BYTES:

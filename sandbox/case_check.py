@@ -16,14 +16,14 @@ from sandbox.limits import Limits, standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
-# The file's word for an outcome, where it is not ours.
+# Outcome names of the file that differ from ours.
 WORDS = {"out_of_memory": "oom"}
 HONEST = {"code": "print(sum(range(10)))", "stdout": "45\n"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileCase:
-    """One program and what may become of it."""
+    """One program, and the allowed results."""
 
     name: str
     request: ExecutionRequest
@@ -57,7 +57,7 @@ def _case(entry: dict[str, Any]) -> HostileCase:
 
 
 def _limits(max_seconds: float) -> Limits:
-    """The standard ones, by which a program that does nothing might take longer than its case allows."""
+    """The standard limits, which a program without output could exceed."""
     limits = standard_limits()
     return replace(limits, wall_s=min(limits.wall_s, max(max_seconds - 1.0, 1.0)))
 

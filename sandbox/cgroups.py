@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 ROOT_MOUNT = "cgroup2"
-WANTED = ("memory", "pids")  # without these two there is nothing to gain
+WANTED = ("memory", "pids")  # groups without these two are useless
 _ENABLE = "+memory +pids"
 
 
@@ -61,7 +61,7 @@ def mount_point() -> str:
 
 
 def own_group() -> str:
-    """The folder of this process's group; empty where there is no v2."""
+    """The folder of this process's group; empty without v2."""
     top = mount_point()
     for line in Path("/proc/self/cgroup").read_text("ascii").splitlines() if top else ():
         if line.startswith("0::"):
@@ -89,20 +89,20 @@ class Groups:
         with contextlib.suppress(FileExistsError):
             self._tree.make(path)
         self._tree.write(f"{path}/pids.max", str(max_processes))
-        self._tree.write(f"{path}/memory.oom.group", "1")  # a tree without one of its processes is no use to anybody
-        with contextlib.suppress(FileNotFoundError):  # without swap there is none to forbid
+        self._tree.write(f"{path}/memory.oom.group", "1")  # a tree that lost one of its processes is unusable
+        with contextlib.suppress(FileNotFoundError):  # fails on machines without swap
             self._tree.write(f"{path}/memory.swap.max", "0")
         self._kills[number] = self._count_kills(number)
         return path
 
     def bound(self, number: int, memory_bytes: int) -> None:
-        """Give the next program of a cell so much memory, all its processes and files together."""
+        """Set the memory limit of a cell's next program, for all its processes and files together."""
         if self._place:
-            with contextlib.suppress(OSError):  # less than the last one still holds: the rlimits bound it
+            with contextlib.suppress(OSError):  # the last program still holds more: the rlimits bound this one
                 self._tree.write(f"{self._path(number)}/memory.max", str(memory_bytes))
 
     def ran_out(self, number: int) -> bool:
-        """True where the kernel has ended processes of this cell for memory since the last time asked."""
+        """Whether the kernel has killed processes of this cell for memory since the last call."""
         if not self._place:
             return False
         before, self._kills[number] = self._kills.get(number, 0), self._count_kills(number)
@@ -116,7 +116,7 @@ class Groups:
         return 0
 
     def remove(self, number: int) -> None:
-        """End what is left in the group of a cell, and forget it."""
+        """Kill the remaining processes in a cell's group, and forget the group."""
         if not self._place:
             return
         self._kills.pop(number, None)
@@ -138,7 +138,7 @@ class Groups:
             except FileNotFoundError:
                 pass
             except OSError:
-                continue  # its last process is still ending
+                continue  # its last process is still exiting
             self._spent.discard(path)
         return not self._spent
 

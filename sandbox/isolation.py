@@ -19,11 +19,11 @@ MAX_THREADS = 64  # processes of a program that may have any, too
 
 
 class IsolationLevel(StrEnum):
-    """How a program is kept from the rest of the machine."""
+    """How a program is isolated from the machine."""
 
     NAMESPACES = "namespaces"  # own namespaces and private root, seccomp, rlimits
     LANDLOCK = "landlock"  # Landlock, seccomp, rlimits, another uid where we are root
-    PROCESS = "process"  # rlimits only: for code that is trusted anyway
+    PROCESS = "process"  # rlimits only: for trusted code
 
 
 def levels_of(config: SandboxConfig) -> tuple[IsolationLevel, ...]:
@@ -35,7 +35,7 @@ def levels_of(config: SandboxConfig) -> tuple[IsolationLevel, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationReport:
-    """The level a pool achieved and what it rests on."""
+    """The level that a pool achieved, with the evidence."""
 
     level: IsolationLevel
     facts: dict[str, Any] = field(default_factory=dict[str, Any])  # as the first cell reported them
@@ -73,17 +73,17 @@ def jail_spec(level: IsolationLevel) -> JailSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What this kernel, container or machine says about namespaces; empty where it says nothing."""
+    """What this kernel, container or machine reports about namespaces; empty where unknown."""
 
-    seccomp: str = ""  # 2: a filter from outside is upon us
-    apparmor: str = ""  # the profile that confines us
+    seccomp: str = ""  # 2: a seccomp filter from outside applies
+    apparmor: str = ""  # the AppArmor profile that applies
     most_user_namespaces: str = ""
     restricted_by_apparmor: str = ""  # 1: only programs with their own profile
-    unprivileged: str = ""  # 0: an old switch of Debian's, for root alone
+    unprivileged: str = ""  # 0: an old switch of Debian's: only root may
 
 
 def read_host() -> Host:
-    """Of the machine that we are on."""
+    """The host facts of this machine."""
     status = _text("/proc/self/status").splitlines()
     profile = _text("/proc/self/attr/current").rstrip("\0")
     return Host(
@@ -96,7 +96,7 @@ def read_host() -> Host:
 
 
 def obstacles(host: Host) -> list[str]:
-    """What keeps namespaces from being made here, each with the flag or the switch that fixes it."""
+    """The obstacles to namespaces here, each with the flag or switch that removes it."""
     found: list[str] = []
     if host.seccomp == "2":
         found.append(
@@ -118,7 +118,7 @@ def obstacles(host: Host) -> list[str]:
 
 
 def fix_for(level: IsolationLevel, host: Host) -> str:
-    """What to do on a machine that refuses `level`."""
+    """How to fix a machine that refuses `level`."""
     if level is IsolationLevel.NAMESPACES:
         unknown = "allow user namespaces (a kernel with CONFIG_USER_NS, no chroot, user.max_user_namespaces above 0)"
         return (

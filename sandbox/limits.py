@@ -1,4 +1,4 @@
-"""What one program may use."""
+"""Limits of one program."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -50,7 +50,7 @@ class Limits:
                 raise ValueError(f"limits.{field}: {shown} is outside {low} to {high}")
 
     def above(self, ceilings: "Limits") -> str:
-        """The first field that exceeds `ceilings`; empty where none does."""
+        """The first field that exceeds `ceilings`; empty without one."""
         return next((each.name for each in fields(self) if getattr(self, each.name) > getattr(ceilings, each.name)), "")
 
 
@@ -78,7 +78,7 @@ def patience_s(limits: Limits, usual_s: float) -> float:
 
 
 def standard_limits() -> Limits:
-    """What holds for a call that names none: those of a run that sets none."""
+    """The limits of a call that sets none: those of a run with default settings."""
     return program_limits(SandboxConfig())
 
 

@@ -4,7 +4,7 @@
         result = await pool.run(ExecutionRequest(code="1 + 1"))
 
 One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`;
-a call whose cell dies is given to another, so a program may run twice, its result is told once.
+a call whose cell dies is given to another. A program may therefore run twice, but has one result.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class SandboxPool:
             groups = self._crews_at(level, homes)
             try:
                 self._report = await self._try_level(groups, homes)
-            except (SandboxSlow, InterpreterFailed) as error:  # not the level's fault
+            except (SandboxSlow, InterpreterFailed) as error:  # not a fault of the level
                 self._stop_everything()
                 await homes.close()
                 hint = SLOW_MEND if isinstance(error, SandboxSlow) else INTERPRETER_HINT
@@ -130,7 +130,7 @@ class SandboxPool:
         raise SandboxError(f"{told} The best level that works here is {best}.")
 
     async def _best_below(self, level: IsolationLevel, homes: Workspaces) -> IsolationLevel:
-        """The best level under one that does not work, tried and ended again."""
+        """The best working level below one that does not work, started and stopped for the test."""
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
         try:
@@ -227,10 +227,10 @@ class SandboxPool:
         return answer
 
     def _settle(self, call: Call, timer: asyncio.TimerHandle) -> None:
-        """Whatever ended the call, its program ends too."""
+        """However the call ended, its program ends too."""
         timer.cancel()
         if call.cell is not None:
-            call.cell.say(wire.CANCEL)  # its result finds nobody waiting
+            call.cell.say(wire.CANCEL)  # its result has no caller any more
         elif call.started_at == 0.0:
             self._waiting.leave(call)
         call.request = NOTHING  # it may stand in a queue for a while yet

@@ -1,4 +1,4 @@
-"""Answers that a retry may still fetch: one run per `call_id`, bound to the program it was first asked for."""
+"""Answers that a retry may still fetch: one run per `call_id`, bound to the program of its first request."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,7 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 
 MAX_ANSWERS = 4096
 MAX_BYTES = 64 * MIB
-_OVERHEAD_BYTES = 1024  # of one answer beside its texts
+_OVERHEAD_BYTES = 1024  # size of an answer besides its texts
 
 
 class OtherCall(ValueError):
@@ -23,7 +23,7 @@ class OtherCall(ValueError):
 
 @dataclass(slots=True)
 class _Answer:
-    """One call: what it was for, its result to come, and how much of it is kept."""
+    """One call: its program, its future result, and the memory it holds."""
 
     digest: bytes
     result: asyncio.Future[ExecutionResult]
@@ -45,9 +45,9 @@ class AnswerCache:
     def get(
         self, request: ExecutionRequest, submit: Callable[[], asyncio.Future[ExecutionResult]]
     ) -> asyncio.Future[ExecutionResult]:
-        """The result to come of the call with the request's id, submitted only where the id is new.
+        """The future result of the call with the request's id; submitted only where the id is new.
 
-        Raises OtherCall where the id stands for another request.
+        Raises OtherCall where the id belongs to another request.
         """
         digest = _digest(request)
         known = self._known.get(request.call_id)
@@ -55,7 +55,7 @@ class AnswerCache:
             known = self._known[request.call_id] = _Answer(digest, submit())
             known.result.add_done_callback(lambda _: self._finished(request.call_id, known))
         elif known.digest != digest:
-            raise OtherCall("call_id: it was given to another program before; every program has its own")
+            raise OtherCall("call_id: already used by another program. Hint: use a new id for each program")
         return known.result
 
     def _finished(self, call_id: str, answer: _Answer) -> None:

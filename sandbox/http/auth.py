@@ -1,7 +1,7 @@
-"""Who may come in: by token, host name, origin and type of body; pure functions on a request's headers.
+"""Authentication: token, host name, origin and type of body, as pure functions on a request's headers.
 
-A web page that somebody on this machine looks at can send requests to the loopback. It cannot set `Content-Type:
-application/json` without asking first (which nobody answers), cannot leave out `Origin` from a POST, and where it has
+A web page that a user of this machine opens can send requests to the loopback. It cannot set `Content-Type:
+application/json` without a preflight request (which gets no answer), cannot omit `Origin` from a POST, and where it has
 pointed its own name at 127.0.0.1 it cannot leave that name out of `Host`.
 """
 
@@ -23,7 +23,7 @@ _OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or the a
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status and a text for people, who are told the fix."""
+    """A status and a text for the user, with the fix."""
 
     status: int
     text: str
@@ -40,9 +40,8 @@ def is_loopback(host: str) -> bool:
 
 
 def own_names(allowed: Collection[str]) -> frozenset[str]:
-    """The host names that requests may be addressed to, beside plain addresses.
-
-    Raises `ConfigError` for what is more than a name, and so would be nobody's.
+    """The host names that requests may use, besides plain addresses. Raises `ConfigError` for anything but a
+    host name.
     """
     for name in allowed:
         if not _NAME.fullmatch(name):
@@ -59,7 +58,7 @@ def refusal(
     names: Collection[str],
     origins: Collection[str] = (),
 ) -> Refusal | None:
-    """Why a request is not let in; None where it is. `headers` ignores case, as HTTP's do.
+    """Why a request is refused; None where it is accepted. `headers` ignores case, as HTTP's do.
 
     Pages of `origins` ("https://host:port") may send requests too, where they know the token.
     """
@@ -74,9 +73,9 @@ def refusal(
     origin = headers.get("Origin")
     invited = origin is not None and origin in origins
     if origin is not None and not invited and (origin == "null" or _authority(origin) != host.lower()):
-        return Refusal(403, "requests of other sites' pages are not answered (Origin)")
+        return Refusal(403, "requests from pages of other sites are refused (Origin)")
     if not invited and headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
-        return Refusal(403, "requests of other sites' pages are not answered (Sec-Fetch-Site)")
+        return Refusal(403, "requests from pages of other sites are refused (Sec-Fetch-Site)")
     empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # told so as any bad body
     if method == "POST" and not empty and _kind(headers.get("Content-Type", "")) not in TYPES:
         return Refusal(415, f"Content-Type: send {JSON} or {MSGPACK}")
@@ -84,7 +83,7 @@ def refusal(
 
 
 def _is_ours(host: str, names: Collection[str]) -> bool:
-    """An address in figures cannot have been pointed here by another's name server."""
+    """Whether the host is a numeric address, which DNS rebinding cannot use."""
     if not set(host).isdisjoint("@/?#\\"):
         return False  # more than a name and a port
     try:

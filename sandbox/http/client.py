@@ -1,4 +1,4 @@
-"""A client of the HTTP face: the same `run` as a pool's, on another machine or in another process."""
+"""A client of the HTTP server, with the `run` of a pool, from another machine or process."""
 
 import asyncio
 import uuid
@@ -18,7 +18,7 @@ RETRY_S = 0.05
 
 
 class HttpSandbox:
-    """Runs programs on a sandbox server; every call has an id, so a retry never runs it twice."""
+    """Runs programs on a sandbox server. Every call has an id, so that a retry never runs it twice."""
 
     def __init__(self, url: str, *, token: str = "", timeout_s: float = 120.0, attempts: int = 3) -> None:
         self._url = url.rstrip("/")
@@ -54,7 +54,7 @@ class HttpSandbox:
             try:
                 status, data = await self._post(self._session, body)
             except (aiohttp.ClientError, TimeoutError) as error:
-                trouble = error  # a keep-alive connection may close under a request
+                trouble = error  # a keep-alive connection may close during a request
                 await asyncio.sleep(RETRY_S * 2**attempt)
                 continue
             if status == 200:

@@ -1,7 +1,6 @@
 """Code Judge's interface (0xWJ/code-judge): reading its requests, writing its answers.
 
-Pure functions on decoded JSON or msgpack; whatever a client sends becomes a request or a
-`BadInput` with a text for people.
+Pure functions on decoded JSON or msgpack; any input becomes a request or a `BadInput` with a message.
 """
 
 import reprlib
@@ -29,12 +28,12 @@ INVALID_INPUT, QUEUE_TIMEOUT, WORKER_TIMEOUT, INTERNAL_ERROR = (
 
 
 class BadInput(ValueError):
-    """A request that says nothing we can run; `str()` tells what is wrong with it."""
+    """An invalid request; `str()` is the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One program of a client, and what it should print, if the client says so."""
+    """One program of a client, and the expected output if there is one."""
 
     sub_id: str
     request: ExecutionRequest
@@ -68,7 +67,7 @@ def read_submission(data: object, limits: Limits) -> Submission:
 
 
 def read_batch(data: object, limits: Limits) -> tuple[str, list[Submission | dict[str, Any]]]:
-    """Read a batch: its id, and per entry a submission or the answer to a bad one. Raises BadInput."""
+    """Read a batch: its id, and for each entry a submission or the response to an invalid one. Raises BadInput."""
     if not isinstance(data, dict):
         raise BadInput(f"a batch is an object, not {_kind(data)}")
     fields = cast(dict[object, object], data)
@@ -113,7 +112,7 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
 
 
 def write_status(stats: PoolStats) -> dict[str, int]:
-    """How busy the server is. No further field: Code Judge's own client accepts none."""
+    """The server's load. No further fields: Code Judge's own client accepts none."""
     return {"queue": stats.waiting, "num_workers": stats.slots}
 
 
@@ -128,7 +127,7 @@ def failed_answer(sub_id: str, reason: str, text: str) -> dict[str, Any]:
 
 
 def as_verdict(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer without what the program printed, as the judge routes give it."""
+    """The response without the program's output, as the judge routes return it."""
     return {key: answer[key] for key in ("sub_id", "success", "run_success", "cost", "reason")}
 
 

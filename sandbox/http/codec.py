@@ -20,17 +20,14 @@ _MOST = 1 << 63
 
 
 def request_to_data(request: ExecutionRequest) -> dict[str, Any]:
-    """Plain data of a request; `trusted` stays behind: nobody is trusted over a wire."""
+    """A request as plain data; `trusted` is not sent: a remote program is never trusted."""
     data = asdict(request)
     del data["trusted"]
     return data
 
 
 def request_from_data(data: object, limits: Limits | None = None) -> ExecutionRequest:
-    """Read a request; `limits` are those of one that names none.
-
-    Raises ValueError, naming the field, for anything that is not one.
-    """
+    """Read a request; `limits` are the defaults. Raises ValueError, naming the field, for an invalid one."""
     if not isinstance(data, dict):
         raise ValueError(f"a request is an object, not {type(data).__name__}")
     given = cast(dict[str, Any], data)
@@ -68,7 +65,7 @@ def result_to_data(result: ExecutionResult) -> dict[str, Any]:
 
 
 def result_from_data(data: object) -> ExecutionResult:
-    """Read a result, each field of its own kind. Raises ValueError, naming the field."""
+    """Read a result, with a type check of each field. Raises ValueError, naming the field."""
     if not isinstance(data, dict) or set(cast(dict[str, Any], data)) - _RESULT:
         raise ValueError("not an execution result")
     given = cast(dict[str, Any], data)

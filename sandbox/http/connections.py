@@ -1,4 +1,4 @@
-"""The connections of the server: no more than descriptors allow, and none that waits for nothing."""
+"""The server's connections: no more than descriptors allow, and no idle ones beyond a time limit."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-IDLE_S = 75.0  # between two requests of a connection
+IDLE_S = 75.0  # idle time between two requests of a connection
 HEADERS_S = 20.0  # from its opening to the end of its first request's headers
 LINGER_S = 2.0  # what is still being sent after an early answer is read so long, that the answer be not lost
 RESERVED = 64  # descriptors that connections leave to the pool beyond what is open at the start
@@ -18,7 +18,7 @@ MOST = 20_000
 
 
 class _OursAlone(logging.Filter):
-    """Passes over what a client's bytes did to the parser: whoever reaches the port would write our disk full."""
+    """Ignores parser errors: clients could otherwise fill the disk with log lines."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

@@ -1,4 +1,4 @@
-"""Reading bodies: bounded each, bounded together, and in time."""
+"""Reads request bodies with bounds on size, total size and time."""
 
 import asyncio
 import itertools
@@ -12,9 +12,9 @@ from aiohttp import web
 from sandbox.http.auth import MSGPACK
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
-MAX_BODIES_BYTES = 1024 * 1024 * 1024  # of all requests that are being read
-BODY_S = 60.0  # a body without an end by then is given up ...
-PAUSE_S = 10.0  # ... and sooner where nothing comes at all
+MAX_BODIES_BYTES = 1024 * 1024 * 1024  # of all bodies that are being read
+BODY_S = 60.0  # longest time for a whole body ...
+PAUSE_S = 10.0  # ... and between two pieces of it
 # What a body says in one byte may be an object of 72 when it is read, and nobody is answered meanwhile: the largest
 # batch, 50,000 programs of five fields, has half a million values, the names of fields among them.
 MAX_VALUES = 2_000_000  # of one body
@@ -26,7 +26,7 @@ _MAX_MARKS = 2 * MAX_VALUES  # one of each is half a value
 
 
 class Bodies:
-    """The room that the bodies of all requests share."""
+    """The memory that the bodies of all requests share."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -44,7 +44,7 @@ class Bodies:
             async with asyncio.timeout(BODY_S):
                 await self._fill(body, request, most)
         except TimeoutError:
-            raise _closing(web.HTTPRequestTimeout(text="the body does not come")) from None
+            raise _closing(web.HTTPRequestTimeout(text="the body did not arrive in time")) from None
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as error:  # of the decompressor, or of the HTTP parser
@@ -60,7 +60,7 @@ class Bodies:
             if len(body) > most:
                 raise _closing(web.HTTPRequestEntityTooLarge(most, len(body)))
             if self._held > MAX_BODIES_BYTES:
-                raise _closing(web.HTTPServiceUnavailable(text="too many large bodies at once: come again"))
+                raise _closing(web.HTTPServiceUnavailable(text="too many large bodies at once. Hint: retry later"))
 
 
 def _decoded(body: bytearray, kind: str) -> object:

@@ -1,4 +1,4 @@
-"""The HTTP face: Code Judge's routes over a pool, one of our own, and metrics.
+"""The HTTP server over a pool: Code Judge's routes, a native one, and metrics.
 
     GET  /ping /status /metrics
     POST /run /run/batch /run/long-batch /judge /judge/batch /judge/long-batch   (Code Judge)
@@ -31,7 +31,7 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 TOKEN_VARIABLE = "SANDBOX_TOKEN"
-"""No option has it: every user of a machine sees the options of a process."""
+"""Not an option, because every user of a machine can see a process's options."""
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where to listen, whom to answer, and how much a call may take."""
+    """Address, clients, and limits of a call."""
 
     host: str = "127.0.0.1"
     port: int = 8088
@@ -118,7 +118,7 @@ class SandboxServer:
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def _execute(self, request: web.Request) -> web.Response:
-        """Our own route: an ExecutionRequest in, an ExecutionResult out; same `call_id`, same answer."""
+        """The native route: an ExecutionRequest in, an ExecutionResult out; the same `call_id` gets the same answer."""
         try:
             wanted = request_from_data(await self._bodies.read(request), self._config.limits)
             if above := wanted.limits.above(self._config.ceilings):
@@ -180,7 +180,7 @@ class SandboxServer:
         return handle
 
     async def _answer(self, submission: code_judge.Submission, caller: str, queue_s: float) -> dict[str, Any]:
-        """Every submission has an answer; one that found no room or no time is told to come again."""
+        """Every submission gets an answer; one without room or time gets an error that asks for a retry."""
         try:
             result = await self._pool.submit(submission.request, caller, deadline_s=queue_s)
         except (SandboxFull, SandboxLate) as error:

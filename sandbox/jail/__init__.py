@@ -1,1 +1,1 @@
-"""The trust boundary: all that runs inside a jail or builds one."""
+"""The trust boundary: all code that runs inside a jail or builds one."""

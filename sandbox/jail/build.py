@@ -29,7 +29,7 @@ _SKELETON_OPTIONS = "mode=755,size=1m,nr_inodes=2000"
 
 
 class JailSpec(NamedTuple):
-    """What every cell of a pool is built from; travels to the warm server as JSON."""
+    """The settings that every cell of a pool is built from; sent to the warm server as JSON."""
 
     level: str
     trees: list[str]  # read-only: the interpreter, its libraries
@@ -41,10 +41,10 @@ class JailSpec(NamedTuple):
 
 
 class Jail(NamedTuple):
-    """What the cell needs to know about where it is."""
+    """A cell's facts about its surroundings."""
 
     home: str  # the program's working folder, the only writable one
-    first_process: bool  # PID 1 of an own pid namespace: may signal everybody in sight
+    first_process: bool  # PID 1 of a separate pid namespace: may signal every visible process
     facts: dict[str, Any]  # what was achieved, for the report
     group: ControlGroup | None = None  # that programs with processes join
 
@@ -55,7 +55,7 @@ def enter(spec: JailSpec, number: int, home: str, group: str, channel: socket.so
     `channel` gets a pidfd of the cell so that the pool can end it. Raises OSError.
     """
     uid = spec.first_uid + number
-    joined = _group(group)  # its files are opened as who we are now
+    joined = _group(group)  # its files are opened with the current user's rights
     if spec.level == "namespaces":
         facts = _enter_namespaces(spec, uid, channel, hide_groups=joined is None)
         home = HOME

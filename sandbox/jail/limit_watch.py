@@ -1,4 +1,4 @@
-"""Holding one running program to its limits, from outside."""
+"""Enforces the limits of one running program, from outside it."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """Waits for the end of one program after another: reads, counts, and ends what goes too far."""
+    """Waits for the end of one program after another: reads output, counts use, and kills at limits."""
 
     def __init__(self, channel: socket.socket, storage: str, group: ControlGroup | None = None) -> None:
         self._channel = channel
@@ -58,7 +58,7 @@ class Watch:
         return reason
 
     def see_off(self, handle: int) -> None:
-        """Wait until a killed process is gone, which takes a core, and say meanwhile that we are alive."""
+        """Wait until a killed process is gone, which needs a core, and send beats meanwhile."""
         end = time.monotonic() + GONE_S
         while not select.select([handle], [], [], BEAT_S)[0] and time.monotonic() < end:
             self.beat()

@@ -72,7 +72,7 @@ def unpack_reply(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 class Result(NamedTuple):
-    """What a cell saw; five byte strings follow: stdout head, tail, stderr head, tail, value."""
+    """What a cell observed; five byte strings follow: stdout head, tail, stderr head, tail, value."""
 
     call_id: int
     wait_status: int
