@@ -50,7 +50,7 @@ BASELINES: dict[str, MakeRule] = {
 }
 RULES = (*BASELINES, ExpectedKV.name)
 PLACEMENT = BalancerConfig()
-"""The default configuration."""
+"""The default placement configuration."""
 
 
 class Balancer:
@@ -65,7 +65,7 @@ class Balancer:
     def __init__(self, rule: str | MakeRule = PLACEMENT.rule, placement: BalancerConfig = PLACEMENT) -> None:
         """`rule`: a name of `RULES`, or a factory of another; `placement`: the risk that `expected_kv` takes."""
         self.now_s = 0.0
-        self.orders: list[tuple[str, Order]] = []  # for replicas; the caller removes what it has sent
+        self.orders: list[tuple[str, Order]] = []  # for replicas; the caller removes those it has sent
         self.state = State()
         self._learner = ExpectedKV(self.state, Caution(placement)) if rule == ExpectedKV.name else None
         self.rule: PlacementRule = self._learner or _baseline(rule, self.state)
@@ -119,11 +119,11 @@ class Balancer:
         return orphans
 
     def _cancel_unknown(self, orphans: Iterable[Rollout]) -> None:
-        """Only whoever submitted them can bring back their payload."""
+        """Only the submitter can supply their payload again."""
         self.cancel([one.load.rollout_id for one in orphans if not one.has_payload and one.replica is None])
 
     def set_serving(self, replica_id: str, serving: bool) -> None:
-        """False: nothing new goes there; residents stay."""
+        """Mark a replica as draining: it gets nothing new, and its residents stay."""
         self.state.replica(replica_id).serving = serving
         self._replicas_changed()
 
@@ -160,7 +160,7 @@ class Balancer:
             replica.reported_version = min(replica.reported_version, policy_version)
 
     def withdraw_versions(self) -> None:
-        """The learner goes back to a checkpoint: a replica may report a lower version than before."""
+        """The learner returned to a checkpoint: a replica may report a lower version than before."""
         for replica in self.state.replicas.values():
             replica.policy_version = replica.reported_version = 0
 
@@ -172,11 +172,11 @@ class Balancer:
             self._learner.lengths.add_history(max_response_tokens, max_turns, ended, growth=growth)
 
     def learned(self) -> Learned | None:
-        """What outlives a step; None where the rule learns nothing."""
+        """State that outlives a step; None for a rule without state."""
         return self._learner.learned() if self._learner is not None else None
 
     def load_learned(self, learned: Learned) -> None:
-        """Of a checkpoint, or of an earlier incarnation."""
+        """Load the state of a checkpoint, or of an earlier incarnation."""
         if self._learner is not None:
             self._learner.load_learned(learned)
 
@@ -203,7 +203,7 @@ class Balancer:
         self._enqueue(fresh)
 
     def cancel(self, rollout_ids: Iterable[str]) -> None:
-        """These rollouts are over; the replica that runs one is ordered to stop it."""
+        """These rollouts have ended; the replica that runs one is ordered to stop it."""
         for rollout_id in rollout_ids:
             rollout = self.state.rollouts.pop(rollout_id, None)
             if rollout is None:
@@ -302,7 +302,7 @@ class Balancer:
             self.rule.rollout_changed(rollout, Change.QUEUED)
 
     def _queue_by_draw(self, newcomers: Sequence[Rollout]) -> None:
-        """They wait behind those of their draw; mostly that is behind all others."""
+        """Queue behind the rollouts of their draw, which is mostly behind all others."""
         queue = self.state.queue
         for rollout in newcomers:
             queue[rollout.load.rollout_id] = rollout
@@ -378,12 +378,12 @@ class Balancer:
         return None if replica is None else list(replica.residents)
 
     def waiting(self, rollout_ids: Iterable[str]) -> list[str]:
-        """Those of these that are on no replica, unknown ones among them."""
+        """Those of the given rollouts that are on no replica, unknown ones included."""
         rollouts = self.state.rollouts
         return [name for name in rollout_ids if name not in rollouts or rollouts[name].replica is None]
 
     def missing(self, rollout_ids: Iterable[str]) -> list[str]:
-        """Those of these without a payload: they must be submitted before a worker can be given them."""
+        """Those of the given rollouts without a payload: they must be submitted before a worker can receive them."""
         rollouts = self.state.rollouts
         return [name for name in rollout_ids if name not in rollouts or not rollouts[name].has_payload]
 

@@ -20,7 +20,9 @@ from scheduler.json_records import read_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCost:
-    """Seconds; measured on an engine, fitted to runs of one, or computed from a GPU's figures (recipes/plan.py)."""
+    """Costs in seconds: measured on an engine, fitted to its runs, or computed from a GPU's data sheet
+    (recipes/plan.py).
+    """
 
     fixed_s: float
     per_sequence_s: float
@@ -55,7 +57,7 @@ def read_cost(path: Path) -> EngineCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementCost:
-    """What the two mistakes of a placement cost on one engine."""
+    """The costs of the two placement mistakes on one engine: a preemption and an empty seat."""
 
     preemption_steps: float  # decode steps of a full batch in which one rollout's context is computed again
     idle_share: float  # of its part of a decode step, what an empty seat does not save: 1 all of it, 0 nothing

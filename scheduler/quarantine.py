@@ -1,11 +1,11 @@
-"""Reports that cannot be true: a replica that sends one gets no more work."""
+"""Detects impossible reports: a replica that sends one gets no more work."""
 
 from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica
 
 
 def impossible_load(replica: Replica, load: ReplicaLoad) -> str | None:
-    """Why this report of an engine cannot be true, or None."""
+    """Why this report of an engine is impossible, or None."""
     if not 0 <= load.kv_used_tokens <= replica.kv_capacity_tokens:  # refuses NaN as well
         return f"reports {load.kv_used_tokens} KV tokens in use of {replica.kv_capacity_tokens}"
     if min(load.running, load.waiting) < 0:
@@ -20,7 +20,7 @@ def impossible_load(replica: Replica, load: ReplicaLoad) -> str | None:
 
 
 def impossible_lengths(load: RolloutLoad, report: TurnReport) -> str | None:
-    """Why a rollout with this load cannot have reached the reported lengths, or None."""
+    """Why a rollout with this load cannot have the reported lengths, or None."""
     if report.context_tokens > load.worst_case_tokens:
         most = load.worst_case_tokens
         return f"reports {report.context_tokens} tokens of rollout {load.rollout_id!r}, of at most {most}"

@@ -68,7 +68,7 @@ class RolloutLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """An engine's report of itself."""
+    """An engine's report about itself."""
 
     kv_used_tokens: int = 0  # blocks in use times block size
     running: int = 0  # requests in the batch
@@ -113,7 +113,7 @@ class TurnReport:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """At its next turn boundary the rollout leaves `from_replica`, for `to_replica`; None: to wait for room."""
+    """At its next turn boundary the rollout moves from `from_replica` to `to_replica`; None: it waits for room."""
 
     rollout_id: str
     from_replica: str
@@ -138,12 +138,12 @@ class Cancel:
 
 
 Order = Grant | Move | Cancel
-"""What a replica must do. A `Move` hands the rollout back at its next turn boundary."""
+"""An order to a replica. A `Move` hands the rollout back at its next turn boundary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
-    """One replica, for metrics and for people."""
+    """One replica, for metrics and logs."""
 
     replica_id: str
     kv_capacity_tokens: int
@@ -176,7 +176,7 @@ class Counters:
 
 @dataclass(kw_only=True)
 class BalancerSnapshot(Counters):
-    """The balancer at one moment, for metrics and for people."""
+    """The balancer at one moment, for metrics and logs."""
 
     rule: str
     waiting: int
@@ -186,7 +186,7 @@ class BalancerSnapshot(Counters):
 
 
 class NeverFits(RStarError, ValueError):
-    """A rollout larger than every replica's cache: no waiting would help."""
+    """A rollout larger than every replica's cache: waiting would not help."""
 
     def __init__(
         self, rollout_id: str, needed_tokens: int, largest_capacity_tokens: int, need: str = "its context and one more"

@@ -1,4 +1,4 @@
-"""Where a rollout runs: every placement rule behind one interface, so that they can be compared.
+"""Placement rules behind one interface, so that they can be compared.
 
 A rule reads the state of replicas and rollouts, never a rollout's future, and is asked for one admission at a time.
 `worst_case` and `expected_kv` hold rollouts back until they fit; the others hand them out at once, as routers do, and
@@ -15,7 +15,7 @@ from scheduler.state import Replica, Rollout, State
 
 
 class Change(Enum):
-    """What happened to a rollout."""
+    """An event in a rollout's life."""
 
     QUEUED = auto()  # new, or back from a replica
     ADMITTED = auto()  # to `rollout.replica`
@@ -31,7 +31,7 @@ class Change(Enum):
 
 
 class PlacementRule(ABC):
-    """What the balancer asks of a rule; only `pick` must be defined."""
+    """The interface of a placement rule; only `pick` must be defined."""
 
     name = ""
     need = "its context and one more"  # what `needed_tokens` counts, in words
@@ -48,7 +48,7 @@ class PlacementRule(ABC):
         return ()
 
     def needed_tokens(self, load: RolloutLoad) -> int:
-        """The least capacity of a replica that could ever hold it."""
+        """The least capacity of a replica that could ever hold the rollout."""
         return load.least_tokens
 
     def reserved_tokens(self, replica: Replica) -> int:
@@ -59,7 +59,7 @@ class PlacementRule(ABC):
         """Called after every change of a rollout."""
 
     def replicas_changed(self) -> None:  # noqa: B027
-        """Replicas came, went, or take work again or no longer."""
+        """Replicas were added, removed, opened or closed."""
 
     def replica_reported(self, replica: Replica, new_preemptions: int) -> None:  # noqa: B027
         """Called after an engine's report is stored."""
@@ -72,7 +72,9 @@ class FirstComeFirstServed(PlacementRule):
 
     @abstractmethod
     def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
-        """One of these, which take work and could ever hold it; None: it waits, and so do those behind it."""
+        """The chosen replica, of those that are open and could ever hold the rollout; None: it waits, and so do
+        those behind it.
+        """
 
     def pick(self) -> tuple[Rollout, Replica] | None:
         rollout = next(iter(self.state.queue.values()), None)
@@ -127,7 +129,9 @@ def _mixed(value: int) -> int:
 
 
 class LeastRequests(FirstComeFirstServed):
-    """Where the engine has fewest requests, by its last report and what was sent since; it stays there."""
+    """The replica whose engine has the fewest requests, by its last report and later admissions; the rollout
+    stays there.
+    """
 
     name = "least_requests"
     why = "the fewest requests in its engine"
@@ -137,7 +141,7 @@ class LeastRequests(FirstComeFirstServed):
 
 
 class LeastSessions(FirstComeFirstServed):
-    """Where fewest rollouts live, at a tool or not; it stays there."""
+    """The replica with the fewest live rollouts, at a tool or not; the rollout stays there."""
 
     name = "least_sessions"
     why = "the fewest rollouts live there"
@@ -147,7 +151,7 @@ class LeastSessions(FirstComeFirstServed):
 
 
 class PrefixAware(FirstComeFirstServed):
-    """Where the prompt is cached, unless that replica is well ahead of the idlest; then the idlest."""
+    """The replica where the prompt is cached, unless it is well ahead of the idlest one; then the idlest."""
 
     name = "prefix_aware"
     imbalance_rollouts = 32
@@ -192,5 +196,5 @@ class WorstCase(FirstComeFirstServed):
             rollout.reserved_tokens = tokens
 
     def needed_tokens(self, load: RolloutLoad) -> int:
-        """Whole blocks: an engine never gives half of one."""
+        """Whole blocks: an engine never allocates half a block."""
         return self.state.whole_blocks(load.worst_case_tokens)

@@ -1,1 +1,1 @@
-"""Our placement rule: expected KV demand against capacity."""
+"""The placement rule `expected_kv`: expected KV demand against capacity."""

@@ -61,7 +61,7 @@ class Caution:
 
     @property
     def z(self) -> float:
-        """How many deviations an admission leaves free."""
+        """The number of standard deviations that an admission leaves free."""
         return self.raised_z + (self._least if self._enough is None else min(self._enough, self._least))
 
     @property
@@ -76,7 +76,7 @@ class Caution:
 
     @property
     def spares_contexts(self) -> bool:
-        """Whether computing a context again costs more than an empty seat."""
+        """Whether recomputing a context costs more than an empty seat."""
         return self.risk <= SPARING_RISK if self.cost is None else self.cost.preemption_steps > SPARING_STEPS
 
     @property

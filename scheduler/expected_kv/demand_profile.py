@@ -27,8 +27,8 @@ class Profile:
         self._pending: list[Rollout] = []  # appended, but their rows are not computed yet
         self.prompt_tokens = 0  # of the groups present, once each, in whole blocks
         self._fresh_at = 0.0  # decode step of the last full computation
-        self._leaving: dict[str, Rollout] = {}  # asked to leave, and still here
-        self._coming: dict[str, Rollout] = {}  # asked to leave another replica for this one, and on their way
+        self._leaving: dict[str, Rollout] = {}  # ordered to leave, and still here
+        self._coming: dict[str, Rollout] = {}  # ordered to move here from another replica, and not here yet
         self._coming_H: Floats = np.zeros(NUM_HORIZONS)  # their demand, with their prompts, ...
         self._coming_variance_H: Floats = np.zeros(NUM_HORIZONS)
 
@@ -65,16 +65,16 @@ class Profile:
             self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
 
     def asked_to_leave(self, rollout: Rollout) -> None:
-        """It stays until its turn, or the rollout, ends."""
+        """Count the resident as leaving: it stays until its turn, or the rollout, ends."""
         self._leaving[rollout.load.rollout_id] = rollout
 
     def expect(self, rollout: Rollout) -> None:
-        """It is on its way here: room is kept for it."""
+        """Keep room for a rollout that is on its way here."""
         self._coming[rollout.load.rollout_id] = rollout
         self._count_coming()
 
     def expect_no_longer(self, rollout: Rollout) -> None:
-        """It has arrived, or will not come."""
+        """The rollout has arrived, or will not come."""
         if self._coming.pop(rollout.load.rollout_id, None) is not None:
             self._count_coming()
 

@@ -1,4 +1,4 @@
-"""How long will a rollout get? Learned online, from finished and from running rollouts alike.
+"""Estimates rollout lengths, learned online from finished and running rollouts.
 
 Legend: B bins of response length, R rollouts seen, G prompt groups, H horizons, U grid points of a group's common
 factor, all lengths in response tokens (everything after the prompt).
@@ -36,7 +36,7 @@ MOST_COUNTED = 2.0**53  # a float counts one by one up to here, and nothing that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Everything an estimate knows of rollouts that have ended; another under the same budget can load it."""
+    """The statistics of ended rollouts; an estimate with the same budget can load them."""
 
     deaths_B: tuple[float, ...]  # faded, ...
     tokens_B: tuple[float, ...]  # ... and at risk, as the deaths are
@@ -122,7 +122,7 @@ class LengthEstimate:
         self.observations += 1
 
     def drop(self, row: int) -> None:
-        """The rollout was cancelled: it is no evidence of anything."""
+        """The rollout was cancelled: it is not evidence of a length."""
         self._members[int(self._group_R[row])] -= 1
         self._group_R[row] = -1
         self._free.append(row)

@@ -1,15 +1,17 @@
-"""The chance to end per token, in every bin of length: what is seen there, and where little is, what lies around it.
+"""The chance to end per token in every bin of length, from the observations there and in neighbouring bins.
 
 Legend: B bins of response length, A weights that are tried.
 
-In a bin with `d` ends over `T` tokens at risk the rate is `(d + a) / (T + a / centre)`, the mean of a gamma posterior:
-`a` ends' worth of belief in the bin's centre. The centre is what an earlier step found in this bin (without one, one
-flat rate), times how far the bins just before it have differed from that. Whether the centre deserves belief is for
-the data to say: all weights `a` are averaged by their evidence (gamma-Poisson, empirical Bayes), so that lengths with a
-gap, a jump or a heavy tail are learned as they are, and smooth ones borrow from their neighbours.
+In a bin with `d` ends over `T` tokens at risk the rate is `(d + a) / (T + a / centre)`, the mean of a gamma
+posterior: `a` ends' worth of belief in the bin's centre. The centre is what an earlier step found in this bin
+(without one, one flat rate), times how far the bins just before it have differed from that. The data decide how
+far the centre is trusted: all weights `a` are averaged by their evidence (gamma-Poisson, empirical Bayes), so
+that lengths with a gap, a jump or a heavy tail are learned as they are, and smooth ones borrow from their
+neighbours.
 
-What nobody has reached yet may be quite different from what has been seen: an excess of ends is believed to last for a
-few bins only, a lack of them for as long as nothing contradicts it. So a step that gets harder costs little.
+Lengths that no rollout has reached may behave differently: an excess of ends is believed to
+last for a few bins only, a lack of them for as long as nothing contradicts it. So a step that gets harder costs
+little.
 """
 
 import numpy as np

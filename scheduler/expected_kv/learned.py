@@ -1,6 +1,6 @@
-"""What `expected_kv` has learned that outlives a step: plain numbers, which a checkpoint can hold.
+"""The state of `expected_kv` that outlives a step: plain numbers for a checkpoint.
 
-The state of one step is not part of it: live rollouts, the demand expected when the step began.
+The state of one step is not included: live rollouts, and the demand expected when the step began.
 """
 
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ class LearnedLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCounts:
-    """Since a run's start: what moves may cost follows from it."""
+    """Counts since a run's start, which bound the cost of moves."""
 
     generated_tokens: int
     turns: int

@@ -26,7 +26,7 @@ Rows = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True, slots=True)
 class FreshRows:
-    """What a fresh rollout of each group would add to a replica, at every horizon and at most."""
+    """The demand that a fresh rollout of each group would add to a replica, at every horizon and at most."""
 
     demand_GH: Floats
     variance_GH: Floats
@@ -59,7 +59,7 @@ class Budgets:
 
     @property
     def growth(self) -> float:
-        """Response tokens for each sampled one."""
+        """Response tokens per sampled token."""
         return max(1.0, self.response_tokens / self.sampled_tokens)
 
     def came(self, draw: int, prompt_tokens: int) -> None:
@@ -156,7 +156,7 @@ class Lengths:
             self._forget(rollout)
 
     def withdraw(self, rollout: Rollout) -> None:
-        """It was cancelled while it waited, which is no evidence of its length."""
+        """The rollout was cancelled while it waited, which is not evidence of its length."""
         self.group_of(rollout).budgets.estimate.drop(rollout.length_row)
         self._forget(rollout)
 
@@ -208,7 +208,7 @@ class Lengths:
         self._renumber()
 
     def stale(self) -> None:
-        """There are new groups, or other horizons: learn before the next decision."""
+        """There are new groups, or other horizons: refresh before the next decision."""
         self._learnt_at = -1
 
     def _budgets_of(self, max_response_tokens: int, max_turns: int) -> Budgets:
@@ -314,7 +314,7 @@ class Lengths:
         return np.minimum(grown_NH, budgets.estimate.max_response_tokens) + self.state.block_tokens / 2
 
     def rows_of(self, rollout: Rollout) -> Rows:
-        """What this rollout would add to a replica."""
+        """The demand that this rollout would add to a replica."""
         group, load = self.group_of(rollout), rollout.load
         if load.response_tokens == 0:
             fresh = group.budgets.fresh_of(group)

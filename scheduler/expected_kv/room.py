@@ -1,4 +1,4 @@
-"""Where a rollout fits: every replica's expected demand against its cache.
+"""Finds the replicas with room for a rollout: expected demand against the size of the cache.
 
 Legend: H horizons (tokens of growth from now), S replicas by index.
 
@@ -49,7 +49,7 @@ class Room:
         preferred = self.state.replicas.get(rollout.prefer) if rollout.prefer is not None else None
         if preferred is not None and preferred.open and preferred.has_seat and preferred.kv_capacity_tokens >= needed:
             self.why = rollout.why
-            return preferred  # how much it will need was weighed when the move was decided
+            return preferred  # the move's decision has considered its need
         peaks = self._lengths.peaks_of(rollout)
         while True:
             best, room = self._roomiest(group, peaks, turn)
@@ -146,7 +146,7 @@ class Room:
         return self._profiles[replica.replica_id].used_tokens
 
     def reserved_tokens(self, replica: Replica) -> int:
-        """What its residents need at most, at the present risk."""
+        """The most that its residents need, at the present risk."""
         return int(self.peak(replica, self._caution.z)) if replica.residents else 0
 
     def leaks(self) -> list[str]:
@@ -185,14 +185,14 @@ class Room:
         self._profiles[replica.replica_id].pop(rollout, self._lengths.group_of(rollout))
 
     def asked_to_leave(self, rollout: Rollout, source: Replica, target: str | None) -> None:
-        """For that replica, or (None) to wait."""
+        """Reserve for that replica, or (None) for waiting."""
         self._profiles[source.replica_id].asked_to_leave(rollout)
         if target is not None:
             self._profiles[target].expect(rollout)
             self.measure(self.state.replicas[target])
 
     def expect_no_longer(self, rollout: Rollout, replica_id: str) -> None:
-        """It has arrived, or will not come."""
+        """The rollout has arrived, or will not come."""
         if (profile := self._profiles.get(replica_id)) is not None:
             profile.expect_no_longer(rollout)
             self.measure(profile.replica)

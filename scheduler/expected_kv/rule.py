@@ -1,4 +1,4 @@
-"""Our rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
+"""The placement rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
 
 import heapq
 from collections import OrderedDict, deque
@@ -351,11 +351,11 @@ class ExpectedKV(PlacementRule):
     # -- what no other rule has -----------------------------------------------------------------------------------
     @property
     def risk(self) -> float:
-        """Share of rollouts that it lets an engine preempt."""
+        """Share of rollouts that the rule lets an engine preempt."""
         return self.caution.risk
 
     def leaks(self) -> list[str]:
-        """What it still keeps of rollouts although none is live."""
+        """Entries that remain although no rollout is live."""
         return [*self.lengths.leaks(), *self._room.leaks(), *self._order.leaks()]
 
     def learned(self) -> Learned:

@@ -1,4 +1,4 @@
-"""What fits where, and what a step costs there: arithmetic on a model's shape and a GPU's data sheet, nothing measured.
+"""What fits on which GPUs, and the cost of a step: computed from a model's shape and a GPU's data sheet, not measured.
 
 GB are 1e9 bytes. Times are those of `scheduler.planner.step_time`, with a range from the shares of a peak that are
 assumed; calibrate against your own GPUs before relying on them.
@@ -34,7 +34,7 @@ STALENESS = (0, 1, 2)  # that are compared
 WORTH = 0.93  # of a step's time, above which a larger staleness is not recommended: older tokens may teach less
 ENGINE_OWN_GB = 2.7  # of an engine's share, for vLLM's activations, CUDA graphs and context
 
-# What a run would do that sets nothing.
+# The defaults of a run.
 RUN = RunConfig()
 STATE = state_bytes(RUN.learner.dtype, RUN.learner.zero)
 LOGITS_CHUNK_TOKENS = RUN.learner.logprob_chunk_tokens
@@ -144,7 +144,7 @@ def way_of(pools: Pools) -> WeightWay:
 
 
 def pools_of(config: RunConfig, *, engine_gpus: int, learner_gpus: int, colocated: bool) -> Pools:
-    """What a run sets, on so many GPUs."""
+    """The settings of a run, on this many GPUs."""
     return Pools(
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
@@ -280,7 +280,7 @@ def _trained_parameters(model: ModelShape, learner: LearnerConfig) -> float:
 
 
 def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> tuple[str, ...]:
-    """With what would help."""
+    """Add a hint to each problem."""
     if not problems:
         return ()
     advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no one or two changes help; use a smaller model"
@@ -320,7 +320,7 @@ def buckets_gb(model: ModelShape, pools: Pools) -> float:
 
 
 def adapter_parameters(model: ModelShape, rank: int) -> float:
-    """Of LoRA on every linear layer but the head: `rank` rows for what goes in, and as many for what comes out."""
+    """Parameters of LoRA on every linear layer but the head: `rank` rows for the input, and as many for the output."""
     query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = 2 * (model.hidden + query) + 2 * (model.hidden + key)
     return float(model.layers * rank * (attention + 3 * (model.hidden + model.intermediate)))
@@ -402,7 +402,7 @@ def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> li
 
 
 def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
-    """Kind, words, and what one change leads to; within a kind the least change first."""
+    """Each change as (kind, words, result); within a kind the smallest change first."""
     gpus = pools.engine_gpus if pools.colocated else pools.engine_gpus + pools.learner_gpus
     for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
         if parallel <= 8 and pools.engine_gpus % parallel == 0:  # the engines of one machine

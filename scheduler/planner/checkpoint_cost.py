@@ -1,4 +1,4 @@
-"""What a checkpoint takes, on paper: bytes of each rank, seconds, room on the disk. Nothing here is measured.
+"""The cost of a checkpoint, computed and not measured: bytes per rank, seconds, and disk space.
 
 A rank's copy into host memory and the gathering of the model by rank 0 keep the next step waiting; writing does not.
 """
@@ -42,7 +42,7 @@ class CheckpointPlan:
 
     @property
     def on_disk_gb(self) -> float:
-        """Of a stage under way: those kept and the one being written."""
+        """Checkpoints of a running stage: the kept ones and the one being written."""
         return (self.keep + self.best + 1) * self.total_gb
 
     def left_gb(self, steps: int) -> float:
@@ -54,7 +54,7 @@ class CheckpointPlan:
         return -(-steps // self.every_steps) * self.total_gb
 
     def summary(self) -> str:
-        """One line for a person."""
+        """One line for the user."""
         each = "the one rank" if self.ranks == 1 else f"each of {self.ranks} ranks"
         return (
             f"a checkpoint every {self.every_steps} steps: {_gb(self.rank_gb)} by {each} and {_gb(self.model_gb)} of "

@@ -1,4 +1,4 @@
-"""What a rehearsal was planned to take and what it took, line by line."""
+"""Planned and measured figures of a rehearsal, line by line."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.traces.stage_traces import StageShape
 
 BYTES_TOLERANCE = 0.05
-TIMES_FACTOR = 2.0  # the plan's times rest on assumed shares of peak: told where further off, and no fault
+TIMES_FACTOR = 2.0  # the plan's times assume shares of peak: larger differences are remarked, and are not an error
 MEMORY_FACTOR = 1.1
 """More than the plan by so much would not fit where the plan just fits."""
 
@@ -26,17 +26,17 @@ class Seen:
     evaluations: int  # rows of evaluations.jsonl
     learner_bytes: int  # of the checkpoint's weights and moments
     model_bytes: int  # of its exported model
-    worker_back_s: float | None  # from its death to its next life; None where it did not come back
+    worker_back_s: float | None  # from the kill to its next process; None where it did not return
     worker_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure; `wrong` where the run cannot be trusted to go as planned."""
+    """One figure; `wrong` where it shows that the run would not go as planned."""
 
     what: str
-    planned: float | None  # None: no plan is made of it here
-    seen: float | None  # None: it was not seen
+    planned: float | None  # None: not planned
+    seen: float | None  # None: not measured
     unit: str
     wrong: bool = False
     remark: str = ""
