@@ -180,13 +180,13 @@ def family_changes(run: RunRecord) -> list[tuple[str, float, float]]:
 
 EVALUATION_HEAD = (
     "policy",
-    "asked",
+    "settings",
     "pass@1",
     "95 % interval",
     "pass@k",
     "maj@k",
-    "calls",
-    "tool errors when correct",
+    "calls per rollout",
+    "tool errors in correct rollouts",
     "tokens",
     "truncated",
 )

@@ -13,7 +13,7 @@ from rstar_ray.report.findings import percent
 from rstar_ray.report.run_record import Row, RunRecord, pooled
 
 PAPER = "arXiv:2508.20722 section 4.3"
-CHOSEN = "chosen here"
+CHOSEN = "project default"
 REWARD_FALL = 0.10
 """Of the mean reward, below the best window of its stage."""
 ENTROPY_LOW, ENTROPY_COLLAPSED = 0.05, 0.01
@@ -134,7 +134,7 @@ def tool_errors(window: Window) -> HealthCheck | None:
         return None
     current = f"{percent(now)}, at first {percent(first)}"
     threshold = f"rises by less than {percent(ERROR_RISE, 0)} over the stage; resampling should make it fall"
-    source = "arXiv:2508.20722 section 2.2; the number is chosen here"
+    source = "arXiv:2508.20722 section 2.2; the number is a project default"
     state = _graded(now - first, ERROR_RISE / 2, ERROR_RISE)
     return HealthCheck("Tool errors in correct rollouts", state, current, threshold, source, window.worst(name))
 
@@ -143,7 +143,7 @@ def entropy(window: Window) -> HealthCheck:
     """Too low: the policy no longer explores. Far above the start: it falls apart."""
     now, first = window.mean("entropy"), window.first("entropy")
     threshold = f"above {ENTROPY_LOW:g} nats per token, below {ENTROPY_GROWTH:g} times the stage's first {WINDOW} steps"
-    source = "entropy collapse: arXiv:2503.14476 section 3.1; the numbers are chosen here"
+    source = "entropy collapse: arXiv:2503.14476 section 3.1; the numbers are project defaults"
     if now is None:
         return HealthCheck("Entropy", CheckState.UNKNOWN, "no update in these steps", threshold, source)
     state = CheckState.BAD if now < ENTROPY_COLLAPSED else CheckState.WARN if now < ENTROPY_LOW else CheckState.OK
@@ -186,7 +186,7 @@ def truncation(window: Window) -> HealthCheck:
     now, first = window.mean("frac_truncated") or 0.0, window.first("frac_truncated") or 0.0
     most = TRUNCATED + NEAR
     current = f"{percent(now)}, at first {percent(first)}"
-    threshold = f"at most {percent(most, 0)} of the rollouts; above, answers need a larger budget"
+    threshold = f"at most {percent(most, 0)} of the rollouts; above, use a larger budget"
     return HealthCheck(
         "Truncated rollouts", _graded(now, most, 2 * most), current, threshold, PAPER, window.worst("frac_truncated")
     )
@@ -303,7 +303,7 @@ def balancer(window: Window) -> HealthCheck | None:
     ]
     state = CheckState.BAD if faults else CheckState.WARN if quarantined else CheckState.OK
     threshold = "counters return to zero, no replica is quarantined"
-    return HealthCheck("Balancer", state, "; ".join(found) or "consistent", threshold, "an invariant")
+    return HealthCheck("Balancer", state, "; ".join(found) or "consistent", threshold, "invariant")
 
 
 CHECKS: tuple[Callable[[Window], HealthCheck | None], ...] = (

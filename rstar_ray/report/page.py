@@ -4,7 +4,7 @@ import html
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from rstar_ray.report.findings import (
     sft_change,
     time_title,
     tool_error_change,
+    training_tool_error_change,
     truncation_change,
 )
 from rstar_ray.report.health_checks import health_checks, summary
@@ -166,7 +167,7 @@ def _tiles(run: RunRecord) -> list[dict[str, str]]:
         tiles += [
             _tile(reward_change(run), BLUE, trained),
             _tile(tool_error_change(run), RED, errors),
-            _tile(length_change(run), PURPLE, trained),
+            _tile(replace(length_change(run), name="Training response length"), PURPLE, trained),
             _time_tile(run),
         ]
     return tiles
@@ -199,7 +200,7 @@ def _tile(change: FigureChange, colour: str, budget: str = "") -> dict[str, str]
 def _lines(run: RunRecord) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for name, change, colour, unit in (
-        ("tool_error_rate_correct", tool_error_change(run), RED, "percent"),
+        ("tool_error_rate_correct", training_tool_error_change(run), RED, "percent"),
         ("reward_mean", reward_change(run), BLUE, "plain"),
         ("response_tokens_mean", length_change(run), PURPLE, "tokens"),
         ("frac_truncated", truncation_change(run), AMBER, "percent"),

@@ -11,7 +11,7 @@ from rstar_ray.report.findings import (
     before_after,
 )
 from rstar_ray.report.markdown import markdown_report
-from rstar_ray.report.page import html_report
+from rstar_ray.report.page import html_report, page_data
 from rstar_ray.report.run_record import read_run
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
@@ -117,3 +117,18 @@ def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
     assert [row["stage"] for row in run.heldout] == ["sft", "stage1"]
     assert [row["rl_step"] for row in before_after(run, "aime2024")] == [10]
     assert "## Evaluation: aime2024" in markdown_report(run)
+
+
+def test_a_chart_has_the_title_of_its_own_figures_and_each_component_and_tool_a_chart(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    named = {"reward_component/length": -0.5, "tool_calls/python": 1.5, "tool_calls/search": 0.5}
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row | named if row["stage"] == "stage1" else row) + "\n" for row in rows)
+    )
+    run = read_run(path)
+    lines = {line["title"]: line for line in page_data(run)["lines"]}
+    (errors,) = [title for title in lines if title.startswith("Tool errors")]
+    assert "training" in errors and "held-out" not in errors
+    assert lines["Reward component: length"]["values"] == [-0.5] * 3
+    assert lines["Calls of python per rollout"]["top"] == 2 and "Calls of search per rollout" in lines
