@@ -110,7 +110,11 @@ def tool_error_change(run: RunRecord) -> FigureChange:
     shares = [row["tool_error_rate_correct"] for row in run.heldout]
     if len(shares) > 1:
         return FigureChange("Tool errors in correct rollouts (held-out)", shares[0], shares[-1], percent)
-    return _change("Tool errors in correct rollouts", run.column("tool_error_rate_correct"), percent)
+    return training_tool_error_change(run)
+
+
+def training_tool_error_change(run: RunRecord) -> FigureChange:
+    return _change("Tool errors in correct training rollouts", run.column("tool_error_rate_correct"), percent)
 
 
 def length_change(run: RunRecord) -> FigureChange:
@@ -118,7 +122,7 @@ def length_change(run: RunRecord) -> FigureChange:
 
 
 def truncation_change(run: RunRecord) -> FigureChange:
-    return _change("Truncated rollouts", run.column("frac_truncated"), percent)
+    return _change("Truncated training rollouts", run.column("frac_truncated"), percent)
 
 
 def sft_change(run: RunRecord) -> FigureChange:

@@ -210,7 +210,7 @@ def groups_without_signal(window: Window) -> HealthCheck:
 
 def solved(window: Window) -> HealthCheck:
     now = window.mean("frac_all_correct") or 0.0
-    threshold = f"at most {percent(ALL_RIGHT, 0)} of the prompts all correct; above, the stage has little left to teach"
+    threshold = f"at most {percent(ALL_RIGHT, 0)} of the prompts all correct; above, the stage has little left to learn"
     state = CheckState.WARN if now > ALL_RIGHT else CheckState.OK
     return HealthCheck("Prompts all correct", state, percent(now, 0), threshold, PAPER)
 
