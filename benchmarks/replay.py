@@ -291,7 +291,7 @@ async def replay(
                 await ended.get()
                 left -= 1
         seconds = time.perf_counter() - began
-        await _reported(balancer)
+        await reported(balancer)
     await asyncio.sleep(0.1)  # the engines' last statistics
     return ReplayResult(
         seconds=seconds,
@@ -359,7 +359,7 @@ async def finished(workers: Sequence[GenerationWorker]) -> AsyncGenerator[asynci
             task.cancel()
 
 
-async def _reported(balancer: Remote[BalancerService]) -> None:
+async def reported(balancer: Remote[BalancerService]) -> None:
     """Wait until the balancer has the report of every end; results arrive here earlier."""
     until = time.monotonic() + DRAIN_S
     while time.monotonic() < until:
