@@ -44,6 +44,7 @@ from benchmarks.replay import (
     balancer_actor,
     finished,
     replay_workers,
+    reported,
     request_of,
     submit,
 )
@@ -256,15 +257,15 @@ async def train(
             loaded = await asyncio.gather(
                 *(engine.weights.update(first_version + step, buckets, f"{salt}-{step}") for engine in engines)
             )
+            version = first_version + step
+            await balancer.call(lambda b, v=version: b.set_policy_version(v), deadline_s=10, reason="the weights")
             ends_s.append(time.perf_counter())
             published_s.append(ends_s[-1] - began_s)
             pauses_s += [one.load_s for one in loaded]
             if step in (COUNTED, steps):
                 times = psutil.cpu_times()
                 idle.append(times.idle + times.iowait)
-        await balancer.call(
-            lambda b: b.set_policy_version(first_version + steps), deadline_s=10, reason="the run's end"
-        )
+        await reported(balancer)
     seconds = ends_s[-1] - ends_s[COUNTED - 1] if steps > COUNTED else ends_s[-1]
     tokens = sum(rollout.generated_tokens for step in range(COUNTED + 1, steps + 1) for rollout in draws[step])
     return Run(
