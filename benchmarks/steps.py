@@ -24,7 +24,8 @@ import numpy as np
 from benchmarks.scheduler import SEATS, demand_tokens
 from benchmarks.trace_kinds import NAMES, draw, kind_named
 from scheduler.balancer import RULES
-from scheduler.expected_kv import admission_order, caution, estimate, hazard, moves, room
+from scheduler.expected_kv import caution, estimate, hazard, room
+from scheduler.expected_kv import rule as expected_kv
 from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import MI300X_14B, SimulatorSettings
 from scheduler.simulator.steps import LearnerTime, SimulatedSteps, StepsSimulator
@@ -44,13 +45,13 @@ PARTS: dict[str, list[tuple[object, str, Any]]] = {
     "alikeness of siblings": [(estimate, "ALIKENESS", np.array([0.0])), (estimate, "FIRST_ALIKENESS", 0.0)],
     "smoothing of the hazard": [(estimate, "hazard_rates", _plain_rates)],
     "levels of the hazard": [(hazard, "_levels", lambda deaths, expected: np.ones(len(deaths)))],
-    "probes": [(admission_order, "PROBES", 0)],
-    "longest group first": [(admission_order.AdmissionOrder, "_expected", lambda self, group: 0.0)],
-    "oldest now and then": [(admission_order, "OLDEST_EVERY", 1 << 40)],
-    "moves": [(moves.Moves, "decide", lambda self, *, some_wait: [])],
-    "moves to an emptier replica": [(moves, "MOVE_SHARE", -1.0)],
-    "moves away from an overflow": [(moves.Moves, "_relief", lambda self, rollout, source: None)],
-    "sending some back to wait": [(moves.Moves, "_sent_to_wait", lambda self, source: [])],
+    "probes": [(expected_kv, "PROBES", 0)],
+    "longest group first": [(expected_kv.AdmissionOrder, "_expected", lambda self, group: 0.0)],
+    "oldest now and then": [(expected_kv, "OLDEST_EVERY", 1 << 40)],
+    "moves": [(expected_kv.Moves, "decide", lambda self, *, some_wait: [])],
+    "moves to an emptier replica": [(expected_kv, "MOVE_SHARE", -1.0)],
+    "moves away from an overflow": [(expected_kv.Moves, "_relief", lambda self, rollout, source: None)],
+    "sending some back to wait": [(expected_kv.Moves, "_sent_to_wait", lambda self, source: [])],
     "risk by costs": [(caution.Caution, "weigh", lambda self, *given, **named: None)],
     "risk by preemptions": [(caution, "Z_STEP", 0.0)],
     "less margin where all fit": [(caution.Caution, "ease", lambda self, enough: False)],
