@@ -40,8 +40,8 @@ RUN_BY = {
     "-m actors.preflight": ("actors/test_preflight.py", "main("),
 }
 """What of a command is looked for, the test that runs it, and where it does."""
-THIS = ("make test", "export ")
-"""Runs this test; sets a variable."""
+THIS = ("make test", "export ", "source .venv/bin/activate")
+"""Runs this test; sets variables of the shell."""
 BY_HAND = ("ray job submit", "ray job stop", "tensorboard ")
 """Ray's and TensorBoard's own, which no test runs; what they are given to run is looked for below."""
 ELSEWHERE = {"docker build": "container", "ssh ": "another machine", "--scale gpu": "GPU", "--scale mi300x": "GPU"}
