@@ -314,6 +314,30 @@ async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout
     assert late.value.status_code == 410
 
 
+async def test_tools_that_change_midway_begin_a_line_and_a_stream_closed_early_harms_nothing():
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        user: Any = {"role": "user", "content": problem.problem}
+        other: Any = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+        async with client(endpoint) as policy:
+
+            async def said(*messages: Any, tool: Any) -> Any:
+                reply = await policy.chat.completions.create(model="policy", messages=list(messages), tools=[tool])
+                return {"role": "assistant", "content": reply.choices[0].message.content}
+
+            first = await said(user, tool=PYTHON_TOOL.told())
+            await said(user, first, {"role": "user", "content": "more"}, tool=other)
+            stream = await policy.chat.completions.create(model="policy", messages=[user], stream=True)
+            await stream.__anext__()
+            await stream.close()
+            await ask(endpoint, "afterwards")
+        return 1.0
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy("one", "two", "three", "four"))
+    whys = ["", "the tools differ", "the tools differ", "message 1 (user) differs"]
+    assert [turn.why_new for turn in state.turns] == whys and state.reward == 1.0
+
+
 async def test_no_more_requests_of_a_rollout_wait_than_its_limit():
     codes: list[int] = []
 
