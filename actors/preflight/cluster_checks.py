@@ -4,9 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from actors.preflight.facts import Finding, Folder, NodeFacts, PreflightOptions, Verdict
+from rstar_ray.config import EngineConfig
 
 CLOCK_S = 2.0
 """Logs of two nodes are read side by side, and deadlines are told by time of day."""
+START_S = EngineConfig().start_deadline_s
+READ_SHARE = 0.3  # of it, for reading the model; a learner's rank reads it before an engine does
 MUST_AGREE = ("python", "ray", "torch", "vllm", "deepspeed", "transformers", "rstar_ray")
 
 
@@ -52,7 +55,19 @@ def run_dirs(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Find
 
 def models(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
     hint = "the same model folder on every node, under the same path"
-    return _folders("model", nodes, options.model, lambda facts: facts.model, hint, "")
+    found = _folders("model", nodes, options.model, lambda facts: facts.model, hint, "")
+    return [*found, *(slow for facts in nodes if (slow := _slow_model(facts)) is not None)]
+
+
+def _slow_model(facts: NodeFacts) -> Finding | None:
+    """Processes of a node read the model one after another or together; all but the first find it in memory."""
+    model = facts.model
+    if model is None or (seconds := model.weight_bytes / model.read_bytes_s) <= READ_SHARE * START_S:
+        return None
+    rate = f"{model.read_bytes_s / 1e9:.2g} GB/s"
+    message = f"{model.weight_bytes / 1e9:.0f} GB at {rate} take {seconds:.0f} s of the {START_S:.0f} s of a start"
+    hint = "a copy on the node's own disk, or a longer --engine.start-deadline-s and --learner.start-deadline-s"
+    return Finding(check="model", node=facts.node, verdict=Verdict.WARNING, message=message, hint=hint)
 
 
 def _folders(

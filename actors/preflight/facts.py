@@ -1,5 +1,6 @@
 """What is read of a node, and what is asked for."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -91,6 +92,7 @@ class Folder:
     free_bytes: int = 0
     content: str = ""  # of a model: digest of its configuration, and of the names and sizes of its weights
     weight_bytes: int = 0  # of a model
+    read_bytes_s: float = math.inf  # of a model's weights, while the other nodes read too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class NodeFacts:
     driver: str = ""  # version of the kernel's module; empty: none
     rocm: str = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])  # of packages that must agree
+    other_versions: tuple[str, ...] = ()  # packages outside of the ranges of pyproject.toml
     torch_build: str = "cpu"  # "cpu", "cuda 13.0", "hip 7.2"
     target: str = ""  # of `make setup`; empty: another environment
     import_problem: str = ""  # of the environment, as actors/preflight/imports.py finds it

@@ -119,6 +119,9 @@ def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.import_problem:
         hint = f"make clean, then make setup TARGET={facts.target or facts.accelerator}"
         return _found("packages", facts, Verdict.WRONG, facts.import_problem, hint)
+    if facts.other_versions:
+        hint = "an image with these versions, or `make setup` outside of an image"
+        return _found("packages", facts, Verdict.WARNING, ", ".join(facts.other_versions), hint)
     told = ", ".join(f"{name} {facts.versions[name]}" for name in ("ray", "torch", "vllm", "deepspeed"))
     return _found("packages", facts, Verdict.OK, f"{told} ({facts.torch_build})")
 

@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import PackageNotFoundError, version
+import time
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
 from actors.cluster.gpu_environment import Accelerator, accelerator, gpu_environment
 from actors.preflight.facts import Folder, GpuFacts, NodeFacts, PreflightOptions, Probe
@@ -27,6 +29,7 @@ from rstar_ray.evaluation.request_digest import own_code
 
 IMPORT_DEADLINE_S = 180.0
 CAP_IPC_LOCK = 14
+READ_BYTES = 256 * 2**20  # of a model's weights, to see how fast they come
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
 OUR_NAMES = re.compile(
@@ -50,6 +53,7 @@ def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
         driver=read_driver(kind),
         rocm=_first_line(Path("/opt/rocm/.info/version")),
         versions=_versions(),
+        other_versions=other_versions(),
         torch_build=build,
         target=target,
         import_problem=import_problem(target or kind) if options.probes else "",
@@ -128,7 +132,20 @@ def look_at_model(path: Path) -> Folder:
         return Folder(problem=f"{error.filename}: {error.strerror}")
     if not weights:
         return Folder(problem=f"{path} has no *.safetensors here")
-    return Folder(content=digest.hexdigest()[:16], weight_bytes=sum(file.stat().st_size for file in weights))
+    return Folder(
+        content=digest.hexdigest()[:16],
+        weight_bytes=sum(file.stat().st_size for file in weights),
+        read_bytes_s=_read_bytes_s(max(weights, key=lambda file: file.stat().st_size)),
+    )
+
+
+def _read_bytes_s(path: Path) -> float:
+    """Of the file's first bytes, without what this node has of it in memory."""
+    with path.open("rb", buffering=0) as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        num_bytes = len(opened.read(READ_BYTES))
+        return num_bytes / max(time.perf_counter() - started, 1e-9)
 
 
 def look_at_needed(needed: Needed) -> Folder:
@@ -158,6 +175,23 @@ def _versions() -> dict[str, str]:
 
 
 _PACKAGES = ("ray", "torch", "deepspeed", "transformers")
+
+
+def other_versions() -> tuple[str, ...]:
+    """Packages outside of the ranges of pyproject.toml: an image's own are kept (deploy/missing.py)."""
+    try:
+        wanted = [found for line in requires("rstar-ray") or () if not (found := Requirement(line)).marker]
+    except PackageNotFoundError:  # a checkout that is not installed
+        return ()
+    found: list[str] = []
+    for requirement in wanted:
+        try:
+            here = version(requirement.name)
+        except PackageNotFoundError:
+            here = "none"
+        if here == "none" or not requirement.specifier.contains(here, prereleases=True):
+            found.append(f"{requirement.name} {here} ({requirement.specifier} wanted)")
+    return tuple(found)
 
 
 def source_digest() -> str:

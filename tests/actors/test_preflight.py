@@ -156,6 +156,7 @@ def test_what_is_wrong_with_a_node_is_named_with_its_fix(facts: NodeFacts, check
         (changed(ipc=replace(GOOD, leaked_bytes=2**22)), "IPC", "4.0 MiB stay behind"),
         (h100(gpu_facts=one_gpu(free_bytes=60 * 10**9)), "GPUs", "60.0 GB free"),
         (h100(compiler=""), "compiler", "no gcc: Triton needs it"),
+        (h100(other_versions=("numpy 1.26.4 (<3,>=2.3 wanted)",)), "packages", "numpy 1.26.4 (<3,>=2.3 wanted)"),
         (h100(python_headers=False), "compiler", "no Python.h"),
     ],
 )
@@ -250,6 +251,21 @@ def test_a_model_is_known_by_its_configuration_and_its_weights(tmp_path: Path):
     assert (seen.problem, seen.weight_bytes) == ("", 12)
     (tmp_path / "model.safetensors").write_bytes(b"12345678more of it")
     assert look_at_model(tmp_path).content != seen.content
+
+
+def test_a_model_that_comes_too_slowly_for_a_start_is_a_warning():
+    model = Folder(content="x", weight_bytes=29_600_000_000, read_bytes_s=50e6)
+    nodes = [changed(model=model), changed(node="node-2", model=replace(model, read_bytes_s=1e9))]
+    (warned,) = (one for one in check_cluster(nodes, PreflightOptions(model="/m")) if one.verdict is not Verdict.OK)
+    assert (warned.verdict, warned.node, warned.check) == (Verdict.WARNING, "node-1", "model")
+    assert warned.message == "30 GB at 0.05 GB/s take 592 s of the 900 s of a start"
+
+
+def test_an_images_package_outside_of_the_ranges_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    assert read.other_versions() == ()
+    installed = read.version
+    monkeypatch.setattr(read, "version", lambda name: "1.26.4" if name == "numpy" else installed(name))
+    assert read.other_versions() == ("numpy 1.26.4 (<3,>=2.3 wanted)",)
 
 
 def test_a_run_is_refused_where_nodes_do_not_see_its_directory():
