@@ -54,6 +54,18 @@ def pretend(kind: str) -> None:
     patched_platforms._current_platform = type("Pretended", (Platform,), methods)()
 
 
+def attention_backend(made: Any) -> str:
+    """What vLLM takes for the model's layers."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.selector import get_attn_backend
+
+    model = made.model_config
+    heads = model.get_num_attention_heads(made.parallel_config)
+    with set_current_vllm_config(made):
+        backend = get_attn_backend(model.get_head_size(), model.dtype, "auto", attn_type="decoder", num_heads=heads)
+    return backend.get_name()
+
+
 def main() -> None:
     kind, scale, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     pretend(kind)
@@ -77,6 +89,7 @@ def main() -> None:
                 "graphs": made.compilation_config.cudagraph_mode.name,
                 "block_size": made.cache_config.block_size,
                 "prefix_caching": made.cache_config.enable_prefix_caching,
+                "attention": attention_backend(made),
                 "worker": made.parallel_config.worker_cls,
                 "sleeps": made.model_config.enable_sleep_mode,
                 "lora_rank": with_lora.lora_config.max_lora_rank if with_lora.lora_config else 0,

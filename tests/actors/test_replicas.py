@@ -1,30 +1,39 @@
 """The generation workers as the driver holds them, with fakes in place of workers and balancer; no Ray."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
 from actors import remote
 from actors.balancer_service import Known
-from actors.generation import replicas, rollout_client
+from actors.generation import replicas, rollout_client, weight_swap
 from actors.generation.engine import EngineFacts
 from actors.generation.outbox import NUM_PARTS, Ended
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replica, Replicas
 from actors.health import watchdog
 from actors.health.heartbeat import Heartbeat
 from actors.health.watchdog import Watchdog
+from actors.learner.gang import Learner
 from actors.remote import Batch
 from actors.service import Service
+from actors.system import TrainingActors
 from actors.weights.transfer import LoadedWeights, Publication
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.config import DetectorConfig
+from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.config import DetectorConfig, with_values
 from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
 from scheduler.expected_kv.learned import Learned, MoveCounts
+from tests import derived
+from tests.actors.test_weight_swap import Seated
 from tests.fakes import CharChat, adding_problems, request
 from tests.logged import Logged
 
@@ -494,6 +503,53 @@ async def test_engines_sleep_for_an_update_and_one_that_cannot_is_started_again(
     assert run.first.told == ["start", "serve", 1, "sleeps"]
     assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
     assert any("generation/1 did not sleep: " in line and "MemoryError" in line for line in run.shown)
+
+
+class Ranks:
+    """A rank of the learner, which says when it updates."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self._told = told
+
+    async def call_once(self, ask: Any, *, deadline_s: float, reason: str) -> Any:
+        if reason == "the weights":
+            return FIRST
+        self._told.append("updates")
+        return UpdateResult(applied=True, reason="", step=1, metrics={})
+
+
+async def test_the_driver_has_engines_sleep_before_an_update_and_its_publish_wakes_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """Whose memory is awake is vLLM's to say: a fake of it stands in each worker."""
+    monkeypatch.setattr(weight_swap, "refuse_other_parameters", lambda *_: None)
+    engines = [Seated(0), Seated(1)]
+    for worker, engine in zip((run.first, run.second), engines, strict=True):
+
+        async def pull(version: int, refs: Any, engine: Seated = engine) -> LoadedWeights:
+            await engine.swap.begin(version, ())
+            await engine.swap.take({})
+            return replace(await engine.swap.end(), checksum=FIRST.checksum)
+
+        worker.sleep, worker.pull = Method(engine.swap.sleep), Method(pull)
+    halves = {"engine.gpus_per_replica": 0.5, "learner.gpus_per_rank": 0.5, "engine.sleep": True}
+    config = with_values(derived.learner(), {**halves, "learner.weights_by": "object_store"})
+    actors = TrainingActors(config, Path("model"), chat=cast(Any, CharChat()))
+    actors._replicas = run.replicas
+    actors._learner = learner = Learner(config, Path("model"), turn=actors._learner_turn)
+    learner._facts = SimpleNamespace(attention_tokens=math.inf)
+    told = engines[0].vllm.told
+    learner._ranks = [cast(Any, Ranks(told))]
+    example = SftExample(np.arange(3, dtype=np.int32), np.ones(3, np.bool_))
+    await actors.publish(1)
+    for _ in range(2):
+        told.clear()
+        await learner.train_sft([example], 1e-3)
+        await learner.train_sft([example], 1e-3)
+        await actors.publish(1)  # the engines have dropped this version
+        woken = ["wakes ['weights']", "loaded", "wakes ['kv_cache']", "goes on"]
+        assert told == ["sleeps at 2", "updates", "updates", *woken]
+    assert [engine.vllm.dead for engine in engines] == ["", ""]
 
 
 async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_comes_back_waits_for_the_next(run: Run):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.cluster.gpu_environment import Accelerator, gpu_environment
 from tests.actors import pretended_gpu
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -22,11 +23,12 @@ QWEN3_14B = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "scale", "sleeps"), [("cuda", "gpu-8", True), ("rocm", "mi300x-64", False)])
-def test_vllm_makes_of_a_scale_what_is_meant(kind: str, scale: str, sleeps: bool, tmp_path: Path):
+def test_vllm_makes_of_a_scale_what_is_meant(kind: Accelerator, scale: str, sleeps: bool, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
     command = [sys.executable, pretended_gpu.__file__, kind, scale, str(tmp_path)]
+    deployed = gpu_environment(kind)  # expandable segments beside sleep mode, among others
     quiet = {"PYTHONPATH": str(REPOSITORY), "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env={**os.environ, **deployed, **quiet}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2_000:]
     made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert made == {
