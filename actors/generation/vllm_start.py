@@ -89,8 +89,15 @@ def _cpu_environment(engine: EngineConfig) -> dict[str, str]:
 
 
 def _gpu_environment(config: RunConfig) -> dict[str, str]:
-    """vLLM has kernels for GPUs that sum in a fixed order, whatever is decoded beside a sequence."""
-    return {"VLLM_BATCH_INVARIANT": "1"} if config.deterministic else {}
+    """vLLM has kernels for GPUs that sum in a fixed order, whatever is decoded beside a sequence.
+
+    Every GPU has its own cache of compiled graphs: vLLM writes the list of them in place, so that an engine that starts
+    beside another could read half of it.
+    """
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "0"
+    root, name = Path(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")).expanduser(), f"gpu-{mask.split(',')[0]}"
+    cache = {"VLLM_CACHE_ROOT": str(root if root.name == name else root / name)}
+    return cache | ({"VLLM_BATCH_INVARIANT": "1"} if config.deterministic else {})
 
 
 def _on_cpu() -> bool:

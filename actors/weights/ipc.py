@@ -19,7 +19,9 @@ from actors.weights.transfer import EngineLine, Publication, answer
 from rstar_ray.errors import RStarError, TransferError
 
 BY_HANDLE = "ipc"  # how the weights of a parcel come
-EXPANDABLE = "expandable_segments:True"  # in PYTORCH_ALLOC_CONF, as deploy/*.env have it
+EXPANDABLE = "expandable_segments:True"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Torch takes the first that is set."""
 
 
 class IpcTransfer:
@@ -67,14 +69,15 @@ class CudaExporter:
     def room(self, num_bytes: int) -> Tensor:
         """For one version. Not in an expandable segment: handles of these are file descriptors, which containers do
         not let other processes take."""
-        expandable = EXPANDABLE in os.environ.get("PYTORCH_ALLOC_CONF", "")
-        if expandable:
-            torch._C._accelerator_setAllocatorSettings(EXPANDABLE.replace("True", "False"))
+        settings = next((found for name in ALLOCATOR if (found := os.environ.get(name))), "")
+        if EXPANDABLE not in settings:
+            return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+        # Settings that are not named in the call fall back to torch's defaults.
+        torch._C._accelerator_setAllocatorSettings(settings.replace(EXPANDABLE, "expandable_segments:False"))
         try:
             return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
         finally:
-            if expandable:
-                torch._C._accelerator_setAllocatorSettings(EXPANDABLE)
+            torch._C._accelerator_setAllocatorSettings(settings)
 
     def export(self, room: Tensor) -> dict[str, Any]:
         """Plain values by which it is opened, once."""

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from actors.generation.vllm_start import refuse_sleep_on_rocm
+from actors.generation.vllm_start import engine_environment, refuse_sleep_on_rocm
 from actors.learner import deepspeed_start
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.optimizer_step import OptimizerSteps
+from actors.weights.ipc import CudaExporter
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError
 from tests import derived
@@ -104,3 +105,35 @@ def test_after_an_update_unused_memory_goes_to_the_engine_on_the_same_gpu(
 
     assert steps.take([weighted(draw_rows(1))], [batch], loss_of, 0.1).applied
     assert len(calls) == emptied
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_memory_for_an_engine_lies_outside_expandable_segments_and_a_sites_other_settings_stay(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+
+    def empty(num_bytes: int, **_: Any) -> str:
+        calls.append(f"{num_bytes} bytes")
+        return "room"
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
+    monkeypatch.setenv(name, "max_split_size_mb:512,expandable_segments:True")
+    CudaExporter().room(8)
+    without = "max_split_size_mb:512,expandable_segments:False"
+    assert calls == [without, "8 bytes", "max_split_size_mb:512,expandable_segments:True"]
+
+
+def test_engines_of_one_node_have_each_their_own_cache_of_compiled_graphs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/scratch/vllm")
+    roots: list[str] = []
+    for mask in ("3", "1,0,2,3"):  # Ray's, and one's own first
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        environment = engine_environment(derived.engine())
+        monkeypatch.setenv("VLLM_CACHE_ROOT", environment["VLLM_CACHE_ROOT"])
+        assert engine_environment(derived.engine()) == environment  # of the next engine of this process
+        monkeypatch.setenv("VLLM_CACHE_ROOT", "/scratch/vllm")
+        roots.append(environment["VLLM_CACHE_ROOT"])
+    assert roots == ["/scratch/vllm/gpu-3", "/scratch/vllm/gpu-1"]
