@@ -2,7 +2,7 @@
 
 python tests/actors/pretended_gpu.py cuda gpu-8 FOLDER
 
-vLLM's compiled parts for GPUs are not in its CPU wheel, whose own need AVX-512; no configuration calls them.
+vLLM's compiled parts for GPUs are not in its CPU wheel; no configuration calls them.
 """
 
 import json
@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-COMPILED = ("_C", "_C_stable_libtorch", "_moe_C_stable_libtorch", "_rocm_C")
+COMPILED = (
+    "_C",  # that of the CPU wheel needs AVX-512
+    "_C_stable_libtorch",
+    "_moe_C_stable_libtorch",
+    "_rocm_C",
+    "vllm_flash_attn._vllm_fa2_C",
+    "vllm_flash_attn._vllm_fa3_C",
+)
 GPUS: dict[str, tuple[str, tuple[int, int], str, int]] = {
     "cuda": ("NVIDIA H100 80GB HBM3", (9, 0), "", 80 * 2**30),
     "rocm": ("AMD Instinct MI300X", (9, 4), "gfx942:sramecc+:xnack-", 192 * 2**30),
@@ -37,7 +44,11 @@ def pretend(kind: str) -> None:
     if kind == "cuda":
         from vllm.platforms.cuda import NonNvmlCudaPlatform as Platform
     else:
+        from vllm.platforms import rocm
         from vllm.platforms.rocm import RocmPlatform as Platform
+
+        every = rocm._get_backend_priorities  # importing those of a quantised KV cache needs Triton
+        rocm._get_backend_priorities = lambda *args: [one for one in every(*args) if "QUANT" not in one.name]
     answers = {
         "get_device_capability": DeviceCapability(*capability),
         "get_device_name": name,

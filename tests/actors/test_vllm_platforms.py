@@ -22,8 +22,13 @@ QWEN3_14B = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "scale", "sleeps"), [("cuda", "gpu-8", True), ("rocm", "mi300x-64", False)])
-def test_vllm_makes_of_a_scale_what_is_meant(kind: Accelerator, scale: str, sleeps: bool, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kind", "scale", "sleeps", "attention"),
+    [("cuda", "gpu-8", True, "FLASH_ATTN"), ("rocm", "mi300x-64", False, "ROCM_ATTN")],
+)
+def test_vllm_makes_of_a_scale_what_is_meant(
+    kind: Accelerator, scale: str, sleeps: bool, attention: str, tmp_path: Path
+):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
     command = [sys.executable, pretended_gpu.__file__, kind, scale, str(tmp_path)]
     deployed = gpu_environment(kind)  # expandable segments beside sleep mode, among others
@@ -38,6 +43,7 @@ def test_vllm_makes_of_a_scale_what_is_meant(kind: Accelerator, scale: str, slee
         "graphs": "FULL_AND_PIECEWISE",
         "block_size": 32,
         "prefix_caching": True,
+        "attention": attention,
         "worker": "vllm.v1.worker.gpu_worker.Worker",
         "sleeps": sleeps,
         "lora_rank": 32,
