@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -128,6 +129,7 @@ def look_at_model(path: Path) -> Folder:
             with file.open("rb") as opened:
                 digest.update(opened.read(8))
             digest.update(f"{file.name} {file.stat().st_size}".encode())
+        read_bytes_s = min((_read_bytes_s(file) for file in weights[:1]), default=math.inf)
     except OSError as error:
         return Folder(problem=f"{error.filename}: {error.strerror}")
     if not weights:
@@ -135,7 +137,7 @@ def look_at_model(path: Path) -> Folder:
     return Folder(
         content=digest.hexdigest()[:16],
         weight_bytes=sum(file.stat().st_size for file in weights),
-        read_bytes_s=_read_bytes_s(max(weights, key=lambda file: file.stat().st_size)),
+        read_bytes_s=read_bytes_s,
     )
 
 

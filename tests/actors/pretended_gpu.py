@@ -2,7 +2,7 @@
 
 python tests/actors/pretended_gpu.py cuda gpu-8 FOLDER
 
-vLLM's compiled parts for GPUs are not in its CPU wheel; no configuration calls them.
+vLLM's compiled parts for GPUs are not in its CPU wheel, whose own need AVX-512; no configuration calls them.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 COMPILED = (
-    "_C",  # that of the CPU wheel needs AVX-512
+    "_C",
     "_C_stable_libtorch",
     "_moe_C_stable_libtorch",
     "_rocm_C",
