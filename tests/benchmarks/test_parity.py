@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks import parity_rules
 from benchmarks.parity import compare, first_difference, main
+from rstar_ray.algorithm.loss import policy_loss
+from rstar_ray.algorithm.surrogate import SampledTokens, clipped
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.tiny.tiny_model import make_tiny_model
@@ -61,3 +65,28 @@ def test_the_first_token_in_which_two_runs_differ_is_named(tmp_path: Path, capsy
     assert main(["--runs", *map(str, runs), "--stage", "stage2"]) == 2
     assert main(["step.safetensors"]) == 2
     assert "--model" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "package", "dual_clip"), [("trl", "trl", 0.0), ("verl", "verl", 3.0)])
+def test_a_foreign_loss_as_a_rule_has_the_gradient_of_ours(name: str, package: str, dual_clip: float):
+    pytest.importorskip(package)
+    draw = torch.Generator().manual_seed(0)
+    algorithm = AlgorithmConfig(correction="none", dual_clip=dual_clip)
+    gradients: list[torch.Tensor] = []
+    values = {key: torch.randn(50, generator=draw) for key in ("old_logprobs_N", "advantages_N", "more")}
+    for rule in (clipped, getattr(parity_rules, name)):
+        logprobs_N = (values["old_logprobs_N"] + values["more"]).requires_grad_()
+        tokens = SampledTokens(
+            logprobs_N=logprobs_N,
+            entropy_N=torch.zeros(50),
+            old_logprobs_N=values["old_logprobs_N"],
+            rollout_logprobs_N=values["old_logprobs_N"],
+            advantages_N=values["advantages_N"],
+            weights_N=torch.full((50,), 1 / 320),  # of an update of 320 tokens, of which these are a part
+            rows_N=torch.zeros(50, dtype=torch.int64),
+        )
+        policy_loss(tokens, algorithm, rule)[0].backward()
+        assert logprobs_N.grad is not None
+        gradients.append(logprobs_N.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-8)
