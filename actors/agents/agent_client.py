@@ -18,8 +18,8 @@ from rstar_ray.trajectory import StopReason
 WAIT_S = 20.0
 """How long one call waits for a request of the agent before the next call."""
 GRACE_S = 40.0
-START_S = 120.0
-"""For a host that Ray starts again."""
+START_S = 300.0
+"""For a host that Ray starts again, which imports the model's tokenizer; on a crowded machine that takes minutes."""
 
 Timed = Callable[[Awaitable[AgentReply]], Awaitable[AgentReply]]
 
