@@ -23,7 +23,7 @@ from actors.health.heartbeat import Heartbeat
 from actors.health.watchdog import Watchdog
 from actors.learner.gang import Learner
 from actors.remote import Batch
-from actors.service import Service
+from actors.service import Service, State
 from actors.system import TrainingActors
 from actors.weights.transfer import LoadedWeights, Publication
 from rstar_ray.agent.rollout import RolloutState
@@ -292,6 +292,27 @@ async def test_a_process_that_is_stopped_before_its_first_answer_is_killed_and_t
     run.second.stopped = False  # it was that process
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.told == ["start", "serve", "killed", "start", "serve"]
+    await run.close()
+
+
+async def test_a_returning_process_that_is_stopped_after_its_first_answer_is_killed_as_soon_as_in_a_first_start(
+    logged: Logged,
+):
+    run = Run(logged, silent_s=0.5)
+    run.replicas.start()
+    await run.replicas.serving()
+    run.second.hold.clear()
+    run.second.kill()
+    async with asyncio.timeout(60):
+        while run.replicas.workers["generation/1"].state is not State.RETURNING:
+            await asyncio.sleep(0)
+        run.second.stopped = True
+        while "killed" not in run.second.told:
+            await asyncio.sleep(0.01)
+    assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in run.shown)
+    run.second.stopped = False
+    run.second.hold.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
     await run.close()
 
 
