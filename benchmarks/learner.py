@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,15 +166,13 @@ def own_loss(rank: LearnerRank, lengths: Any, bench: BenchSettings) -> dict[str,
         logprobs_N=few, entropy_N=few, old_logprobs_N=few, rollout_logprobs_N=few, advantages_N=few, weights_N=few,
         rows_N=few.long(),
     )  # fmt: skip
-    found, calls = rule("loss", own.algorithm, own.own_folder), 2_000
-    started = time.process_time()
-    for _ in range(calls):
-        rule("loss", own.algorithm, own.own_folder)(tokens, own.algorithm)
-    called_s = time.process_time() - started
-    started = time.process_time()
-    for _ in range(calls):
-        inspect.unwrap(found)(tokens, own.algorithm)
-    extra_s = (called_s - (time.process_time() - started)) / calls
+    bare, calls = inspect.unwrap(rule("loss", own.algorithm, own.own_folder)), 500
+
+    def call_s(call: Callable[[], Any]) -> float:
+        return min(timeit.repeat(call, timer=time.process_time, number=calls, repeat=20)) / calls
+
+    by_rule_s = call_s(lambda: rule("loss", own.algorithm, own.own_folder)(tokens, own.algorithm))
+    extra_s = by_rule_s - call_s(lambda: bare(tokens, own.algorithm))
     ratios = [mine / theirs for mine, theirs in zip(own_s, built_in_s, strict=True)]
     return {
         "ratio": round(statistics.median(ratios), 4),
