@@ -1,7 +1,7 @@
 """Rehearse the whole loop before the first real run, and compare measured figures with the plan.
 
-python recipes/rehearse.py --scale tiny python recipes/rehearse.py --scale gpu --model /shared/Qwen3-1.7B
---data.train problems.jsonl --run-dir /shared/one
+python recipes/rehearse.py --scale tiny
+python recipes/rehearse.py --scale gpu --model /shared/Qwen3-1.7B --data.train problems.jsonl --run-dir /shared/one
 
 Three steps of stage 1 on random weights of the model's full size: their samples hardly ever end by themselves,
 so that budgets decide every length. After the first step a worker is killed; at the end there are a checkpoint
