@@ -182,11 +182,13 @@ _PACKAGES = ("ray", "torch", "deepspeed", "transformers")
 def other_versions() -> tuple[str, ...]:
     """Packages outside of the ranges of pyproject.toml: an image's own are kept (deploy/missing.py)."""
     try:
-        wanted = [found for line in requires("rstar-ray") or () if not (found := Requirement(line)).marker]
+        stated = [Requirement(line) for line in requires("rstar-ray") or ()]
     except PackageNotFoundError:  # a checkout that is not installed
         return ()
     found: list[str] = []
-    for requirement in wanted:
+    for requirement in stated:
+        if requirement.marker:
+            continue
         try:
             here = version(requirement.name)
         except PackageNotFoundError:
