@@ -18,7 +18,7 @@ from rstar_ray.config.recipe import Recipe
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*(REPOSITORY / "recipes").glob("*.py"), REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 PAGES += [*(REPOSITORY / "deploy" / "kubernetes").glob("*.yaml")]
-COMMAND = re.compile(r"python recipes/(\w+)\.py((?: +[^\s`\n\"]+)*)")
+COMMAND = re.compile(r"python recipes/(\w+)\.py((?: +(?:\"[^\"\n]*\"|[^\s`\n\"]+))*)")
 RECIPES: dict[str, list[Recipe]] = {
     "sft": [SFT], "stage1": [STAGE_1], "stage2": [STAGE_2], "stage3": [STAGE_3], "evaluate": [EVALUATE],
     "train": [SFT, STAGE_1, STAGE_2, STAGE_3], "rehearse": [REHEARSAL],
