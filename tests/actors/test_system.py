@@ -174,7 +174,7 @@ async def test_the_sandbox_runs_a_call_in_its_cage(system: TrainingActors):
     result = await system.tools.execute(ToolCall(code="import os; print(6*7, os.getuid() != 0)"))
     assert (result.outcome, result.text) == (Outcome.OK, "42 True")
     assert (await system.tools.execute(ToolCall(code="1/0"))).outcome is Outcome.ERROR
-    assert await system.tools.compare([("\\sqrt{12}", "2\\sqrt{3}"), ("\\sqrt{12}", "3")]) == (True, False)
+    assert list(await system.tools.compare([("\\sqrt{12}", "2\\sqrt{3}"), ("\\sqrt{12}", "3")])) == [True, False]
 
 
 async def test_engine_and_learner_agree_on_log_probs_over_several_publishes(system: TrainingActors):
