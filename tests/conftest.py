@@ -1,6 +1,7 @@
 """Set before anything imports Ray, vLLM or torch: a token of its own, quiet, one thread each."""
 
 import atexit
+import functools
 import os
 import secrets
 import shutil
@@ -63,6 +64,33 @@ def logged() -> Iterator[Logged]:
 def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are written, and not waited for until they lie on the disk: whole stages of a recipe write hundreds."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("real"):
+        import ray
+
+        if not hasattr(ray.init, "once"):
+            ray.init = started_twice_if_slow(ray.init)
+
+
+def started_twice_if_slow(once: Any) -> Any:
+    """Ray gives its own processes 30 s to start, which a busy machine may take."""
+
+    @functools.wraps(once)
+    def started(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return once(*args, **kwargs)
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            import ray
+
+            ray.shutdown()
+            return once(*args, **kwargs)
+
+    started.once = once  # type: ignore[attr-defined]
+    return started
 
 
 @pytest.hookimpl(optionalhook=True)
