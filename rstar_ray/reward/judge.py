@@ -107,7 +107,7 @@ class Retrying:
     ) -> Judgement:
         answer = find_answer(completion, self._config.place) or ""
         components = reward.components if isinstance(reward, Scored) else {}
-        return Judgement(reward, retries, answer, loose, answer_place(self._config, problem), components)
+        return Judgement(float(reward), retries, answer, loose, answer_place(self._config, problem), components)
 
 
 async def _retried(judge: Callable[[], Awaitable[T]]) -> tuple[T, int]:

@@ -13,7 +13,7 @@ SOLVED = 1.0
 
 
 class Scored(float):
-    """A reward with the components that a function of the user returned beside it."""
+    """A reward with the components that a function of the user returned beside it; a `Judgement` has them apart."""
 
     components: Mapping[str, float]
 

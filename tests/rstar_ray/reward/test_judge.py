@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -210,7 +211,9 @@ def no_reward(completion, problem):
 """
     (tmp_path / "mine.py").write_text(code)
     judge = own("mine:parts", processes=1)
-    assert await judge("2", problem("1")) == Judgement(1.0, components={"format": 0.5, "length": -2.0})
+    judgement = await judge("2", problem("1"))
+    assert judgement == Judgement(1.0, components={"format": 0.5, "length": -2.0})
+    assert pickle.loads(pickle.dumps(judgement)) == judgement  # it goes to other processes
     with pytest.raises(JudgeError, match="gave nan as component 'length', not a finite number"):
         await judge("nan", problem("1"))
     with pytest.raises(JudgeError, match="gave None, not a finite number"):
