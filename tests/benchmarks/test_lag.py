@@ -60,7 +60,7 @@ def test_every_correction_runs_at_every_lag_and_the_same_command_continues(ran: 
     assert [(one.correction, one.algorithm.loss, one.staleness) for one in arms] == [
         ("none", "clipped", 0), ("none", "clipped", 0), ("sampler", "dppo", 0)
     ]  # fmt: skip
-    assert {one.optimizer.learning_rate for one in arms} == {pytest.approx(9e-4)}
+    assert [one.optimizer.learning_rate for one in arms] == [pytest.approx(9e-4)] * 3
     lines = [[cell.strip() for cell in line.split("|")[1:4]] for line in report.splitlines() if line.startswith("|")]
     assert lines[2:] == [["3", "0", ""], ["3", "2", "none"], ["3", "2", "dppo"]]
     ran.clear()

@@ -18,7 +18,7 @@ def test_each_part_is_left_out_and_put_back_and_each_rule_has_a_row_for_each_sta
     assert len({row["learn_s"] for row in rows}) == 1 and all(row["step_s"] > row["learn_s"] for row in rows)
     assert (rule.PROBES, caution.Caution.ease) == before
     said = summary(rows)
-    assert sum(f"without {part} " in line for line in said for part in PARTS) == 3 * len(PARTS)
+    assert sum(any(f"without {part} " in line for part in PARTS) for line in said) == 3 * len(PARTS)
 
 
 def test_a_part_is_put_back_behind_an_error():
