@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch documents both
+from torch.distributed import HashStore, TCPStore, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]  # torch documents both
 
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.policy import Policy
@@ -83,7 +83,14 @@ def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfi
         optimizer.clip_here = adam.grad_clip
     config = deepspeed_config(learner, adam)
     engine = deepspeed.initialize(model=policy, optimizer=optimizer, config=config, dist_init_required=False)[0]
+    end_collectives_after(learner.step_deadline_s)
     return engine, optimizer
+
+
+def end_collectives_after(seconds: float) -> None:
+    """In DeepSpeed's groups too, which it makes with torch's default of 10 minutes on GPUs and 30 on a CPU."""
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def _quiet_deepspeed(learner: LearnerConfig) -> Any:

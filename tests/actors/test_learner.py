@@ -213,6 +213,16 @@ async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_w
                 assert (await moved.train_rl(rows, 1e-3)).applied  # refused by all, and usable
 
 
+async def test_a_rank_that_waits_for_another_in_a_collective_ends_with_its_deadline(cluster: Any, folder: Path):
+    """In the group that DeepSpeed makes for itself."""
+    async with learning(folder, ranks=2, zero=3, step_deadline_s=20.0) as learner:
+        waiting, _ = learner._ranks
+        with pytest.raises(LearnerError, match=r"learner/rank-0 failed in gathering: .*(Timed out|timed out)"):
+            await waiting.call_once(
+                lambda rank: rank.publish(1, "object_store", ()), deadline_s=240, reason="gathering"
+            )
+
+
 async def test_a_rank_that_cannot_write_is_named_and_the_ranks_go_on(cluster: Any, folder: Path, tmp_path: Path):
     rows = training_rows(ROWS, cluster)
     async with learning(folder, ranks=2, zero=1) as learner:
