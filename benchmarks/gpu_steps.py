@@ -315,18 +315,21 @@ def learner(setting: Setting) -> list[Figure]:
 
 
 def reader(calls: Any) -> None:
-    """The engine's process: opens a buffer, copies it, and answers with the copy's checksum."""
-    from actors.weights.ipc import CudaOpener
+    """The engine's process: vLLM opens a buffer and copies it; the answer is the copy's checksum."""
+    from vllm.distributed.weight_transfer.packed_tensor import PackedBufferImporter, packed_ipc_consumer
+
+    from actors.weights.buckets import WeightEntry
+    from actors.weights.ipc import layout, opening
     from actors.weights.tensors import sum_of_tensor
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    opener = CudaOpener(device)
+    device, importer = torch.cuda.current_device(), PackedBufferImporter()
     while (handle := calls.recv()) is not None:
         if handle == "close":
-            opener.close()
+            importer.close()
             calls.send(0)
             continue
-        copied = opener.open(handle).clone()
+        whole: dict[str, Any] = layout([WeightEntry("all", (handle["num_bytes"],), "uint8", 0)])
+        ((_, copied),) = packed_ipc_consumer(opening(handle), device_index=device, importer=importer, **whole)
         calls.send(sum_of_tensor(copied))
 
 

@@ -111,16 +111,6 @@ def ray_stat_logger() -> Any:
 # ---------------------------------------------------------------- in vLLM's worker processes
 
 
-def begin_reload(model: "torch.nn.Module") -> None:
-    """Weights that are loaded from now on replace the model's, layer by layer."""
-    attribute("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload")(model)
-
-
-def finish_reload(model: "torch.nn.Module", model_config: Any) -> None:
-    """All weights of a version were loaded."""
-    attribute("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload")(model, model_config)
-
-
 def loadable_names(model: "torch.nn.Module") -> set[str]:
     """Parameters by the names that `load_weights` knows; of tied ones the first alone.
 
@@ -138,11 +128,6 @@ def repack_tied_head(model: Any) -> None:
     head: Any = getattr(model, "lm_head", None)
     if hasattr(head, "quant_method") and "lm_head.weight" not in loadable_names(model):
         attribute(head, "quant_method.process_weights_after_loading")(head)
-
-
-def buffer_importer() -> Any:
-    """Opens memory of another process, and counts what is open."""
-    return attribute("vllm.distributed.weight_transfer.packed_tensor", "PackedBufferImporter")()
 
 
 def use_fused_cpu_norm() -> None:

@@ -23,14 +23,13 @@ from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, as_row
 from actors.weights.model_parameters import refuse_other_parameters
 from actors.weights.shared_memory import BY_FILE, shared_buckets
 from actors.weights.transfer import LoadedWeights
-from rstar_ray.errors import DeadlineExceeded, EngineError
+from rstar_ray.errors import EngineError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 T = TypeVar("T")
 
-POLL_S = 0.002
 PATIENCE = 2.0
 """Longest silence of a sender, as a multiple of the longest that it waits for one engine: where one engine hangs, the
 ranks that gather with its sender wait that long, and the other engines must outlast it."""
@@ -168,8 +167,9 @@ class WeightSwap:
         swap = self._current()
         with self._released_if_failed():
             llm = self._vllm.alive()
-            # Asked for after decoding has resumed, the checksum would wait for a decode step.
-            resumed_at, total = await _both(self._finish(llm, swap.version), self._checksum(llm))
+            await self._step(llm.finish_weight_update(str(swap.version)), "finish a weight update")
+            total = await self._checksum(llm)  # asked for after decoding has resumed, it would wait for a decode step
+            resumed_at = await self._resume(llm, swap.version)
         self._release()
         return LoadedWeights(checksum=total, load_s=resumed_at - swap.paused_at)
 
@@ -222,10 +222,6 @@ class WeightSwap:
 
         await self._step(llm.update_weights(WeightTransferUpdateRequest(payload)), "load new weights")
 
-    async def _finish(self, llm: "AsyncLLM", version: int) -> float:
-        await self._step(llm.finish_weight_update(str(version)), "finish a weight update")
-        return await self._resume(llm, version)
-
     async def _resume(self, llm: "AsyncLLM", version: int) -> float:
         if self._asleep:
             await self._wake(llm, "kv_cache")
@@ -247,23 +243,8 @@ class WeightSwap:
             raise
 
     async def _checksum(self, llm: "AsyncLLM") -> int:
-        """Polled: the workers compute it in threads while decoding continues. Raises `DeadlineExceeded`."""
-        reason = "checksum the new weights"
-        until = time.monotonic() + self._deadline_s
-        while None in (sums := await self._vllm.ask(llm.collective_rpc("loaded_checksum"), reason)):
-            if time.monotonic() > until:
-                raise DeadlineExceeded("engine", "its workers", reason, self._deadline_s)
-            await asyncio.sleep(POLL_S)
+        sums = await self._step(llm.collective_rpc("loaded_checksum"), "report the checksum of new weights")
         if len(set(sums)) != 1:
             self._vllm.mark_dead(f"its ranks loaded different weights: checksums {sums}")
             self._vllm.alive()
         return sums[0]
-
-
-async def _both(first: Awaitable[float], second: Awaitable[int]) -> tuple[float, int]:
-    """Wait for both to end, then raise the first failure: neither is left running."""
-    outcomes = await asyncio.gather(first, second, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return outcomes  # type: ignore[return-value]  # neither failed

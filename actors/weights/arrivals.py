@@ -1,4 +1,4 @@
-"""The engine's end of each way that weights come by; runs in vLLM's worker processes.
+"""The engine's end of weights in shared memory and of broadcasts; runs in vLLM's worker processes.
 
 What a bucket is loaded from must outlive the call: vLLM's layer-wise reload keeps views until a layer is whole.
 """
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from actors.weights.buckets import from_rows, size_of
 from actors.weights.collective import BY_BROADCAST, Collective, Meeting
-from actors.weights.ipc import BY_HANDLE, CudaOpener
 from actors.weights.shared_memory import BY_FILE, open_buckets
 from actors.weights.tensors import TensorBucket
 from rstar_ray.errors import TransferError
@@ -20,11 +19,10 @@ from rstar_ray.errors import TransferError
 class Arrivals:
     """One worker's end of all ways."""
 
-    def __init__(self, device: torch.device, rank: int, opener: CudaOpener | None = None) -> None:
+    def __init__(self, device: torch.device, rank: int) -> None:
         """`rank`: of this worker in its engine."""
         self._device = device
         self._rank = rank
-        self._opener = opener or CudaOpener(device)
         self._group: Collective | None = None
 
     def join(self, meeting: Mapping[str, Any]) -> None:
@@ -33,31 +31,17 @@ class Arrivals:
             self._group.leave()
         self._group = Collective.join(Meeting(**meeting), self._rank, self._device)
 
-    def parcel(
-        self,
-        by: str,
-        buckets: Sequence[Sequence[Any]],
-        path: str = "",
-        handle: Mapping[str, Any] | None = None,
-    ) -> Iterator[TensorBucket]:
+    def parcel(self, by: str, buckets: Sequence[Sequence[Any]], path: str = "") -> Iterator[TensorBucket]:
         """The buckets of one parcel, each as soon as it is here."""
         if by == BY_FILE:
             for bucket in open_buckets(path, [from_rows(rows) for rows in buckets]):
                 yield TensorBucket(bucket.entries, torch.from_numpy(bucket.data))
             return
+        if by != BY_BROADCAST:
+            raise TransferError(f"weights come by {by!r}, which is not a known way")
         for number, rows in enumerate(buckets):
             named = from_rows(rows)
-            if by == BY_BROADCAST:
-                data = self._received(size_of(named), f"bucket {number + 1} of {len(buckets)}")
-            elif by == BY_HANDLE:
-                data = self._opener.open(handle or {})[: size_of(named)].clone()  # the next bucket overwrites it
-            else:
-                raise TransferError(f"weights come by {by!r}, which is not a known way")
-            yield TensorBucket(named, data)
-
-    def end(self) -> None:
-        """A version is complete: close what its sender exported."""
-        self._opener.close()
+            yield TensorBucket(named, self._received(size_of(named), f"bucket {number + 1} of {len(buckets)}"))
 
     def _received(self, num_bytes: int, reason: str) -> Tensor:
         if self._group is None:

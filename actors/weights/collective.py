@@ -125,7 +125,7 @@ class CollectiveTransfer:
             self._begin(engines, version, plan)
             coming = {line.seat.name: line.take({"by": BY_BROADCAST, "buckets": as_rows(plan)}) for line in engines}
             for number, bucket in enumerate(buckets):
-                total = add_checksum(bucket, total)
+                total = add_checksum(bucket.weights(), total)
                 self._broadcast(bucket.data, f"bucket {number + 1} of {len(plan)}", coming)
             self._all(coming, "loading new weights")
             took: dict[str, LoadedWeights] = self._all(

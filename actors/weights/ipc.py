@@ -1,7 +1,9 @@
 """Weights by IPC: a learner's rank fills one buffer on its GPU again and again, and the engine there reads it in place.
 
-The buffer is exported once a version and opened once (vLLM's `PackedBufferImporter`): torch counts one opening for an
-export, and what is counted otherwise never comes back (vLLM #52950). The engine has copied a bucket when it answers.
+The engine's end is vLLM's `IPCWeightTransferEngine` in its packed form (`actors.weights.vllm_worker`), which opens the
+buffer once a version and has copied a bucket when it answers. Its trainer's end is not used: there one rank sends for
+all, and an engine that hangs or dies would end the version for every engine. Here each rank waits for its own engine
+alone, with a deadline.
 """
 
 import os
@@ -12,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.generation.vllm_private import buffer_importer
-from actors.weights.buckets import as_rows, size_of
+from actors.weights.buckets import WeightEntry, as_rows, size_of
 from actors.weights.tensors import ServedWeights, add_checksum
 from actors.weights.transfer import EngineLine, Publication, answer
-from rstar_ray.errors import RStarError, TransferError
+from rstar_ray.errors import RStarError
 
 BY_HANDLE = "ipc"  # how the weights of a parcel come
 EXPANDABLE = "expandable_segments:True"
@@ -49,7 +50,7 @@ class IpcTransfer:
             for number, bucket in enumerate(buckets):
                 self._exporter.ready()
                 taking = engine.take({"by": BY_HANDLE, "buckets": as_rows((bucket.entries,)), "handle": handle})
-                total = add_checksum(bucket, total)
+                total = add_checksum(bucket.weights(), total)
                 reason = f"loading bucket {number + 1} of {len(plan)}"
                 answer(taking, self._deadline_s, owner=name, reason=reason)
             took = answer(engine.end(), self._deadline_s, owner=name, reason="ending an update")
@@ -80,25 +81,11 @@ class CudaExporter:
             torch._C._accelerator_setAllocatorSettings(settings)
 
     def export(self, room: Tensor) -> dict[str, Any]:
-        """Plain values by which it is opened, once."""
+        """Plain values by which it is opened, once; vLLM's front end passes nothing else on (`msgpack`)."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         arguments: Any = reduce_tensor(room)[1]
-        (_, size, stride, offset, _, _, _, *of_storage) = arguments
-        handle, storage_bytes, storage_offset, _, counter, counter_offset, event, event_sync = of_storage
-        return {
-            "gpu": gpu_id(room.device),
-            "size": list(size),
-            "stride": list(stride),
-            "offset": offset,
-            "handle": handle,
-            "storage_bytes": storage_bytes,
-            "storage_offset": storage_offset,
-            "counter": counter,
-            "counter_offset": counter_offset,
-            "event": event,
-            "event_sync": event_sync,
-        }
+        return {"gpu": gpu_id(room.device), "num_bytes": len(room), "storage": list(arguments[7:])}
 
     def ready(self) -> None:
         """What was written is there for others."""
@@ -109,47 +96,26 @@ class CudaExporter:
         torch.cuda.ipc_collect()
 
 
-class CudaOpener:
-    """Memory that another process of this GPU has exported; vLLM counts what is open."""
+def opening(handle: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """What vLLM opens the memory by: the arguments of torch's `rebuild_cuda_tensor`, by GPU.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._importer: Any = None
-
-    def open(self, handle: Mapping[str, Any]) -> Tensor:
-        """All of it, uint8; the same handle is opened once."""
-        own = gpu_id(self._device)
-        if handle["gpu"] != own:
-            raise TransferError(f"weights lie on GPU {handle['gpu']}, and this engine is on {own}")
-        if self._importer is None:
-            self._importer = buffer_importer()
-        return self._importer.rebuild(rebuilt(handle, self._device.index or 0))
-
-    def close(self) -> None:
-        """Close what is open."""
-        if self._importer is not None:
-            self._importer.close()
+    vLLM puts the process's own number of the GPU in the place of the 0.
+    """
+    size, typed = torch.Size([handle["num_bytes"]]), torch.storage.TypedStorage
+    return {handle["gpu"]: (torch.Tensor, size, (1,), 0, typed, torch.uint8, 0, *handle["storage"])}
 
 
-def rebuilt(handle: Mapping[str, Any], device_index: int) -> list[Any]:
-    """Torch's arguments of `rebuild_cuda_tensor`, with this process's number for the GPU; all can be hashed."""
-    return [
-        torch.Tensor,
-        torch.Size(handle["size"]),
-        tuple(handle["stride"]),
-        handle["offset"],
-        torch.storage.TypedStorage,
-        torch.uint8,
-        device_index,
-        handle["handle"],
-        handle["storage_bytes"],
-        handle["storage_offset"],
-        False,  # no gradients
-        handle["counter"],
-        handle["counter_offset"],
-        handle["event"],
-        handle["event_sync"],
-    ]
+def layout(entries: Sequence[WeightEntry]) -> dict[str, list[Any]]:
+    """A bucket as vLLM reads it: parameters side by side, where bytes between them are a parameter without a name."""
+    rows: list[tuple[str, str, list[int], int]] = []
+    end = 0
+    for entry in entries:
+        if gap := entry.offset_bytes - end:
+            rows.append(("", "uint8", [gap], gap))
+        rows.append((entry.name, entry.dtype, list(entry.shape), entry.num_bytes))
+        end = entry.offset_bytes + entry.num_bytes
+    names, dtypes, shapes, sizes = map(list, zip(*rows, strict=True))
+    return {"names": names, "dtype_names": dtypes, "shapes": shapes, "tensor_sizes": sizes}
 
 
 def gpu_id(device: torch.device) -> str:

@@ -1,6 +1,6 @@
 """Parameters as torch tensors in buckets, on a device or in host memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,10 @@ from actors.weights.buckets import (
     WeightBucket,
     WeightEntry,
     chained,
-    checksum,
     joined_sums,
     plan_buckets,
     size_of,
+    sum_of_bytes,
 )
 
 WORD = torch.int64
@@ -34,11 +34,8 @@ class TensorBucket:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Views, by name."""
         for entry in self.entries:
-            flat = self.bytes_of(entry).view(getattr(torch, entry.dtype))
-            yield entry.name, flat.view(entry.shape)
-
-    def bytes_of(self, entry: WeightEntry) -> Tensor:
-        return self.data[entry.offset_bytes : entry.offset_bytes + entry.num_bytes]
+            flat = self.data[entry.offset_bytes : entry.offset_bytes + entry.num_bytes]
+            yield entry.name, flat.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 class ServedWeights:
@@ -104,12 +101,14 @@ def filled(entries: Sequence[WeightEntry], data: Tensor, parameters: Iterator[tu
     return bucket
 
 
-def add_checksum(bucket: TensorBucket, total: int) -> int:
-    """As `actors.weights.buckets.checksum`, where the bucket lies."""
-    if bucket.data.device.type == "cpu":
-        return checksum([WeightBucket(bucket.entries, bucket.data.numpy())], total)
-    for entry in bucket.entries:
-        total = chained(entry, sum_of_tensor(bucket.bytes_of(entry)), total)
+def add_checksum(weights: Iterable[tuple[str, Tensor]], total: int) -> int:
+    """As `actors.weights.buckets.checksum`, computed where the weights lie, on their device's current stream."""
+    for name, weight in weights:
+        data = weight.contiguous().view(-1).view(torch.uint8)
+        on_host = data.device.type == "cpu"
+        of_bytes = sum_of_bytes(data.numpy()) if on_host else sum_of_tensor(data)
+        entry = WeightEntry(name, tuple(weight.shape), str(weight.dtype).removeprefix("torch."), 0)
+        total = chained(entry, of_bytes, total)
     return total
 
 

@@ -1,30 +1,27 @@
 """What runs inside vLLM's worker processes: weights arrive, are loaded, and are counted.
 
 `Engine` names `WorkerExtension` as `worker_extension_cls`; importing this module in the worker registers one backend of
-vLLM's weight-transfer interface, since an engine has one for its life: each parcel says how its weights come
-(`actors.weights.arrivals`).
+vLLM's weight-transfer interface, since an engine has one for its life: each parcel says how its weights come.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine, IPCWeightTransferUpdateInfo
 from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
-from actors.generation.vllm_private import (
-    begin_reload,
-    finish_reload,
-    loadable_names,
-    repack_tied_head,
-    use_fused_cpu_norm,
-)
+from actors.generation.vllm_private import loadable_names, repack_tied_head, use_fused_cpu_norm
 from actors.weights.adapter_folder import is_adapter
 from actors.weights.arrivals import Arrivals
-from actors.weights.tensors import TensorBucket, add_checksum
+from actors.weights.buckets import from_rows
+from actors.weights.ipc import BY_HANDLE, layout, opening
+from actors.weights.tensors import add_checksum
 from actors.weights.transfer import BACKEND
 
 
@@ -45,50 +42,51 @@ class Parcel(WeightTransferUpdateInfo):
     handle: dict[str, Any] = field(default_factory=dict)
 
 
-class LoadedChecksum:
-    """Of one version's bytes as this worker read them, in a thread beside their loading."""
+class CountedModel:
+    """The model of one version's weights, as vLLM's engine loads into it, and what came."""
 
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
-        """`thread`: one alone, which hashes the buckets in order."""
-        self._thread = thread
-        self._so_far: Future[int] | None = None
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self.missing = loadable_names(model)
+        self.checksum = 0  # of the bytes that were loaded, as they lay on this worker's device
 
-    def add(self, bucket: TensorBucket) -> None:
-        before = self._so_far  # it is done when its thread comes to the next
-        self._so_far = self._thread.submit(lambda: add_checksum(bucket, before.result() if before else 0))
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.missing -= set(self._model.load_weights(self._counted(weights)))
 
-    def value(self) -> int | None:
-        """None while it is still being computed."""
-        if self._so_far is None:
-            raise RuntimeError("no weights have been loaded")
-        return self._so_far.result() if self._so_far.done() else None
+    def _counted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in weights:
+            if not name:  # bytes between two parameters
+                continue
+            here = weight.to(self._device)
+            self.checksum = add_checksum([(name, here)], self.checksum)
+            if not is_adapter(name):
+                yield name, here
 
 
-class Loading(WeightTransferEngine[Meet, Parcel]):
-    """Loads what arrives through vLLM's layer-wise reload.
+class Loading(IPCWeightTransferEngine):
+    """vLLM's engine for handles of GPU memory, which here takes weights from shared memory and broadcasts too.
 
-    The reload runs each layer's post-processing again (on x86 vLLM repacks linear weights for oneDNN), into the same
-    storage. The checksum is of the bytes that were loaded, as this worker read them.
+    Its layer-wise reload runs each layer's post-processing again (on x86 vLLM repacks linear weights for oneDNN), into
+    the same storage.
     """
 
-    init_info_cls = Meet
-    update_info_cls = Parcel
+    init_info_cls: Any = Meet
+    update_info_cls: Any = Parcel
+    counted: CountedModel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._parameters = loadable_names(self.model)
+        self.packed = True
         self._arrivals = Arrivals(self.device, self.parallel_config.rank)
-        self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
-        self._checksum = LoadedChecksum(self._hashing)
-        self._missing: set[str] = set()
-        self._reloading = False  # between the first weights of a version and its last
 
-    def init_transfer_engine(self, init_info: Meet) -> None:
+    def init_transfer_engine(self, init_info: Any) -> None:
         self._arrivals.join(init_info.meeting)
 
     def start_weight_update(self) -> None:
-        self._checksum = LoadedChecksum(self._hashing)
-        self._missing = set(self._parameters)
+        self.counted = CountedModel(self.model, self.device)  # before the reload gives tied weights a name each
+        super().start_weight_update()
+        self.set_weight_update_target(cast(Any, self.counted), self.model_config)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, which ends by synchronising an accelerator; a CPU has none."""
@@ -96,34 +94,23 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Parcel) -> None:
-        if not self._reloading:
-            begin_reload(self.model)
-            self._reloading = True
-        model: Any = self.model  # vLLM knows of any torch module only that it is one
-        for bucket in self._arrivals.parcel(**vars(update_info)):
-            named = ((name, weight) for name, weight in bucket.weights() if not is_adapter(name))
-            weights = ((name, weight.to(self.device)) for name, weight in named)
-            self._missing -= set(model.load_weights(weights))
-            self._checksum.add(bucket)
+    def receive_weights(self, update_info: Any) -> None:
+        parcel: Parcel = update_info
+        if parcel.by == BY_HANDLE:
+            for rows in parcel.buckets:
+                packed: dict[str, Any] = layout(from_rows(rows))
+                super().receive_weights(IPCWeightTransferUpdateInfo(ipc_handles=opening(parcel.handle), **packed))
+            return
+        for bucket in self._arrivals.parcel(parcel.by, parcel.buckets, parcel.path):
+            self.counted.load_weights(bucket.weights())
 
     def finish_weight_update(self) -> None:
-        self._arrivals.end()
-        if self._missing:
-            raise ValueError(f"no weights came for {sorted(self._missing)}")
-        if self._reloading:
-            finish_reload(self.model, self.model_config)
-            self._reloading = False
-            if self.device.type == "cpu":
-                repack_tied_head(self.model)
-
-    def checksum(self) -> int | None:
-        """None while it is still being computed."""
-        return self._checksum.value()
-
-    def shutdown(self) -> None:
-        self._arrivals.end()
-        self._hashing.shutdown(wait=False)
+        if self.counted.missing:
+            raise ValueError(f"no weights came for {sorted(self.counted.missing)}")
+        self.reset_weight_update_target()
+        super().finish_weight_update()
+        if self.device.type == "cpu":
+            repack_tied_head(self.model)
 
 
 class WorkerExtension:
@@ -131,9 +118,9 @@ class WorkerExtension:
 
     weight_transfer_engine: WeightTransferEngine[Any, Any] | None  # vLLM's own
 
-    def loaded_checksum(self) -> int | None:
+    def loaded_checksum(self) -> int:
         assert isinstance(self.weight_transfer_engine, Loading)
-        return self.weight_transfer_engine.checksum()
+        return self.weight_transfer_engine.counted.checksum
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, Loading)

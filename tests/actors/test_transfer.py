@@ -3,7 +3,6 @@
 The engines' half is the product's (`Arrivals`) wherever a CPU has what it needs.
 """
 
-import inspect
 import multiprocessing
 import os
 import re
@@ -18,13 +17,21 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from actors.weights import collective
 from actors.weights.arrivals import Arrivals
-from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, as_rows, checksum, sum_of_bytes
+from actors.weights.buckets import (
+    BucketPlan,
+    WeightBucket,
+    WeightEntry,
+    as_rows,
+    checksum,
+    from_rows,
+    size_of,
+    sum_of_bytes,
+)
 from actors.weights.collective import CollectiveTransfer
-from actors.weights.ipc import IpcTransfer, rebuilt
+from actors.weights.ipc import IpcTransfer
 from actors.weights.tensors import ServedWeights, TensorBucket, add_checksum, filled, sum_of_tensor
 from actors.weights.transfer import EngineSeat, LoadedWeights, Publication, put_into_store
 from rstar_ray.errors import DeadlineExceeded, EngineError, TransferError
@@ -69,10 +76,9 @@ class Gathered(ServedWeights):
 
 @dataclass
 class SharedTensors:
-    """`CudaExporter` and `CudaOpener` of one process: exported memory is opened by what it was exported as."""
+    """`CudaExporter` of one process; vLLM's end has it in `tests.actors.test_transfer_real`."""
 
     events: list[str]
-    open_now: int = 0
     lent: Callable[[], Tensor | None] = lambda: None
     exported: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
@@ -94,22 +100,18 @@ class SharedTensors:
         self.exported.clear()
         self.events.append("released" if self.lent() is None else "released, and still held")
 
-    def open(self, handle: Mapping[str, Any]) -> Tensor:
-        assert handle == {"it": 1}
-        self.open_now = 1
-        return self.exported["it"]
-
-    def close(self) -> None:
-        self.events.append("closed")
-        self.open_now = 0
+    def copied(self, rows: Sequence[Any]) -> TensorBucket:
+        """As an engine takes a bucket."""
+        entries = from_rows(rows)
+        return TensorBucket(entries, self.exported["it"][: size_of(entries)].clone())
 
 
 class FakeEngine:
-    """An `EngineLine` whose engine is `Arrivals` and a dictionary; `fails` says at which call it does, and how."""
+    """An `EngineLine` whose engine is a dictionary; `fails` says at which call it does, and how."""
 
-    def __init__(self, name: str, arrivals: Arrivals, events: list[str], *, sender: int = 0) -> None:
+    def __init__(self, name: str, memory: SharedTensors, events: list[str], *, sender: int = 0) -> None:
         self.seat = EngineSeat(name=name, incarnation="1", ranks=1, sender=sender)
-        self.arrivals = arrivals
+        self.memory = memory
         self.events = events
         self.fails: dict[str, Callable[[], None]] = {}
         self.serves: dict[str, Tensor] = {}
@@ -119,7 +121,7 @@ class FakeEngine:
         self._thread = ThreadPoolExecutor(1)
 
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
-        return self._do("join", lambda: self.arrivals.join(meeting))
+        return self._do("join", lambda: None)
 
     def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
         def begin() -> None:
@@ -129,19 +131,18 @@ class FakeEngine:
 
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
         def take() -> None:
-            for bucket in self.arrivals.parcel(**parcel):
-                self._came.append(bucket)
+            assert (parcel["by"], parcel["handle"]) == ("ipc", {"it": 1})
+            self._came += map(self.memory.copied, parcel["buckets"])
 
         return self._do("take", take)
 
     def end(self) -> "Future[LoadedWeights]":
         def end() -> LoadedWeights:
-            self.arrivals.end()
             self.versions.append(self._version)
             self.serves = {name: weight for bucket in self._came for name, weight in bucket.weights()}
             total = 0
             for bucket in self._came:
-                total = add_checksum(bucket, total)
+                total = add_checksum(bucket.weights(), total)
             return LoadedWeights(checksum=total, load_s=0.1)
 
         return self._do("end", end)
@@ -203,7 +204,7 @@ class Beside:
     def __init__(self, deadline_s: float = 60.0) -> None:
         self.events: list[str] = []
         self.memory: Any = SharedTensors(self.events)
-        self.engine = FakeEngine("generation/0", Arrivals(CPU, 0, self.memory), self.events)
+        self.engine = FakeEngine("generation/0", self.memory, self.events)
         self.transfer = IpcTransfer(self.memory, deadline_s)
 
     def send(self, version: int = 1, seed: int = 0) -> tuple[Publication, Gathered]:
@@ -257,22 +258,6 @@ def test_a_rank_whose_engine_is_gone_only_gathers():
     assert weights.events == ["all gathered"] and beside.events == []
 
 
-def test_a_handle_is_rebuilt_with_torchs_own_arguments_in_their_order():
-    """What `CudaExporter` writes down of `reduce_tensor`, read back by name."""
-    handle = {
-        "gpu": "uuid", "size": [9], "stride": [1], "offset": 2, "handle": b"h", "storage_bytes": 16,
-        "storage_offset": 4, "counter": b"c", "counter_offset": 3, "event": b"e", "event_sync": True,
-    }  # fmt: skip
-    arguments = inspect.signature(rebuild_cuda_tensor).bind(*rebuilt(handle, 5)).arguments
-    assert arguments == {
-        "tensor_cls": torch.Tensor, "tensor_size": torch.Size([9]), "tensor_stride": (1,), "tensor_offset": 2,
-        "storage_cls": torch.storage.TypedStorage, "dtype": torch.uint8, "storage_device": 5, "storage_handle": b"h",
-        "storage_size_bytes": 16, "storage_offset_bytes": 4, "requires_grad": False, "ref_counter_handle": b"c",
-        "ref_counter_offset": 3, "event_handle": b"e", "event_sync_required": True,
-    }  # fmt: skip
-    assert isinstance(hash(tuple(rebuilt(handle, 5))), int)  # vLLM remembers by them what is open
-
-
 # ---------------------------------------------------------------- a broadcast between real processes
 
 
@@ -286,7 +271,7 @@ def receive(meetings: Any, plan: list[Any], answers: Any, dies_at: int | None) -
         total = 0
         try:
             for number, bucket in enumerate(arrivals.parcel("nccl", plan)):
-                total = add_checksum(bucket, total)
+                total = add_checksum(bucket.weights(), total)
                 if number == dies_at:
                     os._exit(1)
         except Exception as failed:  # sent to the test by name
@@ -372,7 +357,7 @@ def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_t
 def test_engines_that_do_not_come_are_waited_for_until_the_deadline():
     """The sender is alone: nobody joins."""
     events: list[str] = []
-    engine = FakeEngine("generation/0", Arrivals(CPU, 0), events)
+    engine = FakeEngine("generation/0", SharedTensors(events), events)
     engine.fails["join"] = fail
     weights = Gathered()
     sent = CollectiveTransfer("127.0.0.1", CPU, 1.0).send(weights, 1, [engine])
