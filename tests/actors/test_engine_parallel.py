@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import ray
 from ray.util import placement_group
+from safetensors.numpy import load_file
 
 from actors.cluster.placement import in_bundle
 from actors.generation.engine import Engine
@@ -14,6 +15,7 @@ from actors.weights.buckets import checksum
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.trajectory import MODELS_OWN, Completion
 from tests import derived
+from tests.actors.unpacked import NamedArray, pack
 
 pytestmark = pytest.mark.real
 
@@ -50,16 +52,11 @@ def expected_logprobs(model: Path, done: Completion) -> np.ndarray[Any, Any]:
 
 def test_a_split_replica_runs_in_one_bundle_and_each_rank_takes_its_part_of_new_weights(tmp_path: Path):
     """Left to itself vLLM takes its `ray` executor there, and does not start."""
-    from actors.learner.rank import LearnerRank
-
     first, second = (tmp_path / name for name in ("first", "second"))
     make_tiny_model(first, seed=0)
     make_tiny_model(second, seed=1)
-    rank = LearnerRank(derived.learner(bucket_mb=1), second)
-    rank.start()
-    buckets = list(rank.served_weights().on_host())
-    rank.release()
-    rank.close()
+    weights = load_file(second / "model.safetensors")
+    buckets = pack((NamedArray(name, array) for name, array in weights.items()), 2**20)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         group = placement_group([{"CPU": 2}])
