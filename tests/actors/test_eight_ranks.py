@@ -14,7 +14,7 @@ from tests.actors import stand_in_memory
 from tests.actors.policies import draw_rows, save_policy
 from tests.actors.test_learner import learning, training_rows
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]  # eight processes of torch on a few cores
 
 RANKS = 8
 DOOMED = 5
