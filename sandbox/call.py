@@ -1,4 +1,4 @@
-"""Accepted calls: on their way, waiting in a queue that serves callers in turn, and what a cell is told."""
+"""Accepted calls: on their way, waiting in a queue that serves callers in turn, and what is sent to a cell."""
 
 import asyncio
 import sys

@@ -80,7 +80,7 @@ def _become_command(order: dict[str, Any], group: "build.ControlGroup | None", *
 
 
 def _until_the_end(channel: socket.socket, child: int) -> int | None:
-    """The command's wait status; None where whoever started it wants it to end, or is gone."""
+    """The command's wait status; None where its parent has asked it to end or has exited."""
     handle = os.pidfd_open(child)
     poll = select.poll()
     poll.register(handle, select.POLLIN)
