@@ -133,11 +133,13 @@ def repack_tied_head(model: Any) -> None:
 def use_fused_cpu_norm() -> None:
     """On CPUs vLLM computes RMSNorm as a chain of small torch operations: a seventh of a decode step of a small model.
 
-    Its own library has one operation for it; the values stay within rounding.
+    Its own library has one operation for it; the values stay within rounding. Without AVX-512 it cuts bfloat16 off
+    where torch rounds to nearest, so the chain stays there.
     """
     import torch
     from vllm.model_executor.layers.layernorm import RMSNorm
 
+    rounds_bfloat16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
     fused, plain = attribute(torch.ops._C, "fused_add_rms_norm"), attribute(torch.ops._C, "rms_norm")
 
     @RMSNorm.register_oot(name="RMSNorm")
@@ -147,7 +149,9 @@ def use_fused_cpu_norm() -> None:
         def forward_cpu(
             self, x: torch.Tensor, residual: torch.Tensor | None = None
         ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-            if self.variance_size_override is not None or not self.has_weight or x.dtype != self.weight.dtype:
+            one_type = self.has_weight and x.dtype == self.weight.dtype
+            rounds = x.dtype == torch.float32 or rounds_bfloat16
+            if self.variance_size_override is not None or not one_type or not rounds:
                 return self.forward_native(x, residual)
             x = x.contiguous()  # the kernels read rows side by side; queries and keys arrive as slices of one tensor
             if residual is not None:

@@ -485,8 +485,8 @@ def test_offloaded_optimizer_state_gives_the_same_update(start: Start, zero: int
     plain, offloaded = start(zero=zero), start(zero=zero, offload=True)
     update(plain)
     update(offloaded)
-    # Two roundings of float32 at 1, the largest weights: how DeepSpeed's Adam rounds depends on the CPU's instructions.
-    assert largest_difference(weights(plain), weights(offloaded)) <= 2 * 2**-23
+    # One rounding of float32 at 1, the largest weights: how DeepSpeed's Adam rounds depends on the CPU's instructions.
+    assert largest_difference(weights(plain), weights(offloaded)) <= 2**-23
 
 
 @pytest.mark.slow

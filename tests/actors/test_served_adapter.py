@@ -218,7 +218,7 @@ async def test_an_engine_serves_what_a_bfloat16_learner_trained(tmp_path: Path, 
             seen = np.array(completion.logprobs)
             of_base, of_trained = (logprobs_of(model, prompt, completion.token_ids) for model in (base, trained))
             if dtype == "bfloat16":
-                assert np.abs(seen - of_trained).mean() < 0.04  # 0.021 on a CPU without AVX-512
+                assert np.abs(seen - of_trained).mean() < 0.02
                 continue
             move = of_trained - of_base
             assert ((seen - of_base) @ move) / (move @ move) > 0.9
