@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +121,8 @@ class RunningCommand:
     async def end(self) -> CommandEnd:
         """Wait for it. Raises `CommandLost`."""
         said = await asyncio.get_running_loop().sock_recv(self._channel, 4096)
-        stdout, stderr = await asyncio.gather(*self._streams)
+        await asyncio.wait(self._streams)  # not gather, which would cancel them with us
+        stdout, stderr = (stream.result() for stream in self._streams)
         end: dict[str, Any] = json.loads(said) if said else {}
         if end.get("status") is None:
             raise CommandLost(str(end.get("failed", "the command's first process was killed")))
@@ -174,17 +175,12 @@ async def running(command: Command, env: Mapping[str, str]) -> AsyncGenerator[Ru
         ours.close()  # ends it
         if listener is not None:
             listener.close()
-        if pidfd >= 0:
-            await _gone(pidfd)
-            os.close(pidfd)
-        if launcher is not None:
-            if pidfd < 0:
-                launcher.kill()
-            await launcher.wait()
-        for stream in streams:
-            stream.cancel()
-        if groups is not None:
-            groups.remove(number)
+        try:
+            if launcher is not None:
+                await _to_the_end(_ended(launcher, pidfd, streams))
+        finally:
+            if groups is not None:
+                groups.remove(number)
 
 
 async def check_command(command: Command, option: str) -> None:
@@ -247,6 +243,37 @@ async def _received(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     if failed := found.get("failed"):
         raise OSError(errno.EPERM, failed)
     return found, list(files)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do work that a cancellation, or several, does not interrupt; raises CancelledError after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+async def _ended(launcher: asyncio.subprocess.Process, pidfd: int, streams: Sequence[asyncio.Task[str]]) -> None:
+    """Wait until a command has ended whose channel is closed, and close what is open of it."""
+    if pidfd >= 0:
+        try:
+            await _gone(pidfd)
+        finally:
+            os.close(pidfd)
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            launcher.kill()
+    await launcher.wait()
+    if streams:
+        await asyncio.wait(streams, timeout=GONE_S)
+    for stream in streams:
+        stream.cancel()
 
 
 async def _gone(pidfd: int) -> None:

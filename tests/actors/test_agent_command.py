@@ -14,7 +14,7 @@ import pytest
 from actors.agents.agent_command import CommandAgent
 from rstar_ray.errors import ToolError
 from rstar_ray.trajectory import Completion, StopReason
-from sandbox.command import read_command
+from sandbox.command import read_command, running
 from tests.actors.test_agents import Policy, host_of, judged, played, start
 from tests.fakes import adding_problems, answer
 
@@ -142,3 +142,26 @@ async def test_a_command_whose_process_is_lost_is_started_again_and_loses_no_com
         state = await played(host, start(), policy)
     assert (state.stop_reason, state.reward) == (StopReason.ANSWERED, 1.0)
     assert len(policy.prompts) == len(state.turns) == 3
+
+
+@pytest.mark.parametrize("confined", [True, False])
+async def test_a_command_that_is_cancelled_again_while_it_ends_leaves_nothing_open(tmp_path: Path, confined: bool):
+    tmp_path.chmod(0o755)
+    command = read_command("/bin/sleep 1000", str(tmp_path), memory_mb=512, confined=confined, option="--agent.command")
+    us, started = psutil.Process(), asyncio.Event()
+
+    async def run() -> None:
+        async with running(command, {}):
+            started.set()
+            await asyncio.sleep(1000)
+
+    before = (us.num_fds(), us.children())
+    task = asyncio.create_task(run())
+    await asyncio.wait([task, asyncio.ensure_future(started.wait())], return_when="FIRST_COMPLETED")
+    for _ in range(5):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not alive_in(tmp_path)
+    assert (us.num_fds(), us.children()) == before
