@@ -117,7 +117,7 @@ def _refuse_other_stages(stage: str, argv: Sequence[str]) -> None:
     asked = given(argv)
     for option, meant in INSTEAD.get(stage, {}).items():
         if option in asked and meant not in asked:
-            raise ConfigError(option, f"it means nothing to {stage} by itself", f"give {meant}")
+            raise ConfigError(option, f"has no effect in {stage}", f"give {meant}")
 
 
 def idle_lines(configs: Sequence[RunConfig], argv: Sequence[str]) -> list[str]:
@@ -137,10 +137,10 @@ def idle_lines(configs: Sequence[RunConfig], argv: Sequence[str]) -> list[str]:
         if refused:
             config, lacking = refused[0]
             lack = lacking[name][0]
-            raise ConfigError(option, f"it {lack.problem(config)}", lack.hint)
+            raise ConfigError(option, lack.problem(config), lack.hint)
         if not _sft_may_come_first(configs, in_each[0][name]):
             lack = next(lack for lack in in_each[0][name] if lack.warn_only)
-            lines.append(f"{option} {lack.problem(configs[0])}: it changes nothing here")
+            lines.append(f"{option} {lack.problem(configs[0])}")
     return lines
 
 

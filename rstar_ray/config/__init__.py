@@ -1,8 +1,8 @@
-"""Every setting of a run, in small frozen records: the only place where one has a default.
+"""Every setting of a run, in small frozen records. Defaults are defined only here.
 
-Engines, learner, loss, sandbox and planner take these records as they are. What follows from several settings is a
-property here. Bounds stand beside their fields (`checks.py`), rules between fields in `__post_init__`; both raise
-`ConfigError` with the option as the command line spells it. `recipes/` says what differs.
+Engines, learner, loss, sandbox and planner use these records directly. A value derived from several settings is a
+property. Bounds are declared beside their fields (`checks.py`), constraints between fields in `__post_init__`; both
+raise `ConfigError` with the option as the command line spells it. `recipes/` overrides defaults.
 """
 
 from rstar_ray.config.agent import AgentConfig

@@ -1,4 +1,4 @@
-"""The user's own agent, which asks the policy for completions in place of the built-in loop."""
+"""Settings of a user's agent, which requests completions from the policy in place of the built-in loop."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,18 +20,21 @@ class AgentConfig:
     """module:function of your own agent, `async def solve(problem, endpoint) -> float | None`; empty: the built-in loop
     with --tools.use"""
     command: str = ""
-    """command of your own agent, which runs once for each rollout in --own-folder, such as `venv/bin/python agent.py`,
-    isolated by the sandbox's means; in place of --agent.run"""
+    """command of your own agent, such as `venv/bin/python agent.py`; runs once per rollout in --own-folder, isolated
+    like a sandbox program; in place of --agent.run"""
     unconfined: Annotated[bool, OWN_COMMAND] = False
-    """the command runs with your rights and your network, and so does what the policy has it run"""
+    """run the command without isolation: it, and every program that the policy starts through it, has your user's
+    rights and network"""
     memory_mb: Annotated[MayChange[int], OWN_COMMAND, at_least(64)] = 2048
-    """memory of each process of an isolated command [MB]; of all together where control groups are delegated"""
+    """memory limit per process of an isolated command [MB]; for all its processes together where control groups are
+    delegated"""
     failed: Annotated[str, OWN_AGENT] = ""
-    """module:function that says of a tool message's text whether the call failed; else those marked rstar_failed did"""
+    """module:function that takes a tool message's text and returns whether the call failed; empty: calls marked
+    rstar_failed count as failed"""
     deadline_s: Annotated[MayChange[float], OWN_AGENT, at_least(1)] = 300.0
-    """longest the agent may take between an answer and its next request or its end [s]"""
+    """longest time between an answer to the agent and its next request or its end [s]"""
     hosts: Annotated[MayChange[int], OWN_AGENT, at_least(1)] = 1
-    """actors that run agents; each agent has a thread there"""
+    """actors that run agents, one thread per agent"""
 
     @property
     def used(self) -> bool:
@@ -41,6 +44,6 @@ class AgentConfig:
     def __post_init__(self) -> None:
         check_bounds("agent", self)
         for option, name in (("--agent.run", self.run), ("--agent.failed", self.failed)):
-            require(not name or is_entry(name), option, f"must be module:function (got {name})", "name both")
+            require(not name or is_entry(name), option, f"must be module:function (got {name})", "give both parts")
         both = bool(self.run and self.command)
-        require(not both, "--agent.command", "--agent.run names another agent", "leave out one of them")
+        require(not both, "--agent.command", "cannot be combined with --agent.run", "leave out one of them")

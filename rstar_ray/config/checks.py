@@ -1,4 +1,4 @@
-"""Bounds of settings, reported with the option's name and the fix."""
+"""Bounds of settings; a violation is reported with the option's name and a fix."""
 
 import math
 import operator
@@ -18,7 +18,7 @@ def require(holds: bool, name: str, problem: str, hint: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a number must be, beside its field: `Annotated[int, at_least(1)]`."""
+    """A constraint on a number, declared beside its field: `Annotated[int, at_least(1)]`."""
 
     holds: Callable[[float], bool]
     rule: str
@@ -34,7 +34,7 @@ def at_most(maximum: float) -> Bound:
 
 
 def within(interval: str) -> Bound:
-    """An interval as mathematics writes it.
+    """Bounds from an interval in mathematical notation.
 
     >>> within("[0, 1)").holds(0), within("[0, 1)").holds(1), within("(0, inf)").holds(0)
     (True, False, False)
@@ -49,7 +49,7 @@ FINITE = Bound(math.isfinite, "must be finite", "use a number")
 
 
 def check_bounds(branch: str, record: Any) -> None:
-    """Raise `ConfigError` for a number outside the bounds of its field; what has bounds must be finite."""
+    """Raise `ConfigError` for a number outside the bounds of its field. A field with bounds must also be finite."""
     for item in fields(record):
         marks = getattr(item.type, "__metadata__", ())
         bounds = [mark for mark in marks if isinstance(mark, Bound)]

@@ -1,4 +1,4 @@
-"""How long a process may be silent, and a run still, before that is a fault."""
+"""Deadlines after which a silent process, or a run without progress, counts as a fault."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,23 +9,24 @@ from rstar_ray.config.tree import MayChange
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
-    """How long a process may be silent, and a run without progress, before that is a fault."""
+    """Deadlines after which a silent process, or a run without progress, counts as a fault."""
 
     probe_every_s: Annotated[MayChange[float], at_least(0.1)] = 2.0
-    """between two probes of a process [s]"""
+    """interval between two probes of a process [s]"""
     silent_s: MayChange[float] = 60.0
-    """longest an actor may leave a probe unanswered before it is killed and fails over, three times that while
-    its engine starts; other calls to it wait two minutes longer [s]
+    """longest time an actor may leave a probe unanswered before it is killed and fails over [s]; three times as long
+    while its engine starts. Other calls to it wait two minutes longer
     """
     learner_silent_s: MayChange[float] = 600.0
-    """the same of a learner rank, whose checkpoint or compilation may hold it up [s]"""
+    """the same for a learner rank, which a checkpoint or a compilation may block [s]"""
     engine_step_s: MayChange[float] = 300.0
-    """longest an engine with work may go without a decode step before it is killed: a cold compilation [s]"""
+    """longest time an engine with work may make no decode step before it is killed [s]; must allow for a cold
+    compilation"""
     still_s: MayChange[float] = 3_600.0
-    """longest the whole run may make no progress before it ends and names the oldest wait [s]"""
+    """longest time the whole run may make no progress before it ends and reports the oldest wait [s]"""
     node_away_s: Annotated[MayChange[float], at_least(0)] = 1_200.0
-    """after a node was lost, longest the run waits for it to return, or for room elsewhere, before it ends;
-    where other replicas serve, the wait for a lost replica has no limit [s]
+    """longest time the run waits for a lost node to return, or for room elsewhere, before it ends [s]; where other
+    replicas serve, the wait for a lost replica has no limit
     """
 
     def __post_init__(self) -> None:
@@ -35,6 +36,6 @@ class DetectorConfig:
             require(
                 seconds >= 3 * self.probe_every_s,
                 f"--detector.{name.replace('_', '-')}",
-                f"{seconds:g} s are not three probes, which come every {self.probe_every_s:g} s",
+                f"must be at least three probe intervals of {self.probe_every_s:g} s (got {seconds:g})",
                 "raise it, or lower --detector.probe-every-s",
             )

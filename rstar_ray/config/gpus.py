@@ -9,59 +9,59 @@ WeightWay = Literal["object_store", "ipc", "nccl"]
 
 
 def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
-    """Refuse GPU shares that can be reserved but not used."""
+    """Raise `ConfigError` for GPU shares that Ray can reserve but the processes cannot use."""
     gpus, split = engine.gpus_per_replica, engine.tensor_parallel
     require(
         gpus == 0 or split == 1 or gpus == split,
         "--engine.tensor-parallel",
-        f"a replica split over {split} GPUs cannot have {gpus:g}: each of its parts needs a whole one",
+        f"a replica split over {split} GPUs needs {split} whole GPUs (got --engine.gpus-per-replica {gpus:g})",
         f"give --engine.gpus-per-replica {split}, or --engine.tensor-parallel 1",
     )
     require(
         gpus <= 1 or gpus == split,
         "--engine.gpus-per-replica",
-        f"a replica that is not split uses one GPU of {gpus:g}",
+        f"a replica that is not split uses one GPU (got {gpus:g})",
         f"give 1, or --engine.tensor-parallel {gpus:g}",
     )
     share = learner.gpus_per_rank
     require(
         share <= 1,
         "--learner.gpus-per-rank",
-        f"a rank uses one GPU of {share:g}",
+        f"a rank uses one GPU at most (got {share:g})",
         "give 1 or a share of one, and more --learner.ranks",
     )
     require(
         not learner.own_gpus or share in (0, 1),
         "--learner.own-gpus",
-        f"a rank that reserves {share:g} of a GPU shares one",
+        f"separate GPUs need whole GPUs (got --learner.gpus-per-rank {share:g})",
         "give --learner.gpus-per-rank 1",
     )
     require(
         not 0 < share < 1 or learner.ranks <= engine.replicas,
         "--learner.ranks",
-        f"{learner.ranks} ranks beside {engine.replicas} replicas would have to share GPUs with each other, which "
-        "their collectives refuse",
+        f"ranks that share the replicas' GPUs cannot outnumber them, since collectives need one GPU per rank (got "
+        f"{learner.ranks} ranks, {engine.replicas} replicas)",
         "give at most --engine.replicas, or --learner.gpus-per-rank 1",
     )
     require(
         not (0 < gpus < 1 and 0 < share < 1) or gpus + share <= 1,
         "--learner.gpus-per-rank",
-        f"{share:g} of a GPU for a rank and {gpus:g} for the replica beside it are more than one",
+        f"a rank and the replica beside it need more than one GPU (got {share:g} and {gpus:g})",
         "lower one of them, or give --learner.gpus-per-rank 1",
     )
     apart = 0 < gpus < 1 and gpus + share > 0.5
     require(
         not 0 < share < 1 or learner.ranks == 1 or apart,
         "--learner.gpus-per-rank",
-        f"two ranks of {share:g} of a GPU each, beside replicas of {gpus:g}, may come to lie on one GPU, which their "
-        "collectives refuse",
-        "give 1, or a share that with its replica's is more than half a GPU",
+        f"Ray may place two ranks on one GPU, but collectives need one GPU per rank (got {share:g} beside replicas of "
+        f"{gpus:g})",
+        "give 1, or a share that together with the replica's exceeds 0.5",
     )
     _check_weights_by(engine, learner)
 
 
 def weight_way(engine: EngineConfig, learner: LearnerConfig) -> WeightWay:
-    """How weights reach the engines, with `auto` resolved by the placement."""
+    """The transfer of weights to engines, with `auto` resolved by the placement."""
     if learner.weights_by != "auto":
         return learner.weights_by
     if not _on_gpus(engine, learner) or learner.lora_rank:  # adapters are small
@@ -81,38 +81,39 @@ def _on_gpus(engine: EngineConfig, learner: LearnerConfig) -> bool:
 
 
 def _shared(engine: EngineConfig, learner: LearnerConfig) -> bool:
-    """Whether ranks have parts of GPUs whose other parts belong to engines."""
+    """Whether ranks reserve fractions of GPUs whose other fraction an engine reserves."""
     return not learner.own_gpus and learner.gpus_per_rank < 1 and engine.gpus_per_replica < 1
 
 
 def _check_weights_by(engine: EngineConfig, learner: LearnerConfig) -> None:
-    """Refuse a transfer that the placement does not allow."""
+    """Raise `ConfigError` for a transfer that the placement does not allow."""
     by, option, auto = learner.weights_by, "--learner.weights-by", "give auto"
     if by in ("auto", "object_store"):
         return
     require(
         _on_gpus(engine, learner),
         option,
-        f"{by} is for GPUs, and a replica has {engine.gpus_per_replica:g}, a rank {learner.gpus_per_rank:g}",
-        f"{auto}, or GPUs to both (--engine.gpus-per-replica, --learner.gpus-per-rank)",
+        f"{by} needs GPUs on both sides (got {engine.gpus_per_replica:g} per replica, {learner.gpus_per_rank:g} per "
+        "rank)",
+        f"{auto}, or set --engine.gpus-per-replica and --learner.gpus-per-rank",
     )
     if by == "nccl":
         require(
             not _shared(engine, learner),
             option,
-            "nccl has one process to a GPU, and ranks share the engines'",
-            f"{auto}, or give ranks their own GPUs (--learner.own-gpus --learner.gpus-per-rank 1)",
+            "nccl needs one process per GPU, but ranks share GPUs with engines",
+            f"{auto}, or give ranks separate GPUs (--learner.own-gpus --learner.gpus-per-rank 1)",
         )
         return
     require(
         _shared(engine, learner),
         option,
-        "ipc is between processes of one GPU, and ranks have GPUs apart from the engines'",
-        f"{auto}, or let both share (--engine.gpus-per-replica 0.5 --learner.gpus-per-rank 0.5 --learner.no-own-gpus)",
+        "ipc needs both processes on one GPU, but ranks and engines have separate GPUs",
+        f"{auto}, or share GPUs (--engine.gpus-per-replica 0.5 --learner.gpus-per-rank 0.5 --learner.no-own-gpus)",
     )
     require(
         learner.ranks == engine.replicas,
         option,
-        f"ipc wants a rank on the GPU of every engine, and {learner.ranks} ranks sit beside {engine.replicas} engines",
+        f"ipc needs one rank on each engine's GPU (got {learner.ranks} ranks, {engine.replicas} engines)",
         f"{auto}, or --learner.ranks {engine.replicas}",
     )

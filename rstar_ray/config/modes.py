@@ -1,4 +1,4 @@
-"""Settings that have an effect only in some modes: the field names the mode, and `idle` finds settings without
+"""Settings that have an effect only in some modes. A field declares its condition; `idle` finds settings without
 effect.
 """
 
@@ -17,28 +17,28 @@ class Condition:
     """The condition under which a setting, or a whole branch, has an effect: `Annotated[int, only_with(...)]`."""
 
     setting: str  # setting that it depends on, by dotted name
-    holds: Callable[[Any], bool]  # whether it holds, of a whole tree
-    hint: str  # what to change where it does not hold
+    holds: Callable[[Any], bool]  # takes the whole tree
+    hint: str  # how to fix an unmet condition
     warn_only: bool  # only warn: several commands share the option
 
     def problem(self, config: Any) -> str:
-        """Of a tree in which it does not hold."""
+        """The message for a tree in which the condition does not hold."""
         value = value_of(config, self.setting)
         if self.setting == "stage":
-            return f"means nothing to {value}"
+            return f"has no effect in {value}"
         given = f"with {spelled(self.setting, value)}" if value not in _EMPTY else f"without {spelled(self.setting)}"
-        return f"means nothing {given}"
+        return f"has no effect {given}"
 
 
 def only_with(setting: str, *values: Any, warn_only: bool = False) -> Condition:
-    """Where another setting has one of these values."""
+    """Holds where another setting has one of these values."""
     words = " or ".join(spelled(setting, value) for value in values)
     hint = "leave out one of the two" if values[0] in _EMPTY else f"give {words}, or leave it out"
     return Condition(setting, lambda config: value_of(config, setting) in values, hint, warn_only)
 
 
 def not_with(setting: str, *values: Any, warn_only: bool = False) -> Condition:
-    """Where another setting has none of these values."""
+    """Holds where another setting has none of these values."""
     hint = f"give {'another ' if values[0] else ''}{spelled(setting)}, or leave it out"
     return Condition(setting, lambda config: value_of(config, setting) not in values, hint, warn_only)
 
@@ -54,7 +54,7 @@ OF_SFT = only_with("stage", "sft", warn_only=True)
 
 
 def value_of(config: Any, name: str) -> Any:
-    """The conditions of a setting, by its dotted name."""
+    """The value of a setting, by its dotted name."""
     return reduce(getattr, name.split("."), config)
 
 

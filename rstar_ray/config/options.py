@@ -1,6 +1,6 @@
-"""The one command-line parser: tyro over a dataclass of options, with one-line errors.
+"""The command-line parser: tyro over a dataclass of options, with one-line errors.
 
-`--config FILE` stands for the options of a TOML file of the same tree. The command line wins over it.
+`--config FILE` reads options from a TOML file of the same tree. The command line overrides the file.
 """
 
 import difflib
@@ -24,7 +24,7 @@ HELP = {"-h", "--help"}
 
 
 def spelled(name: str, *value: Any) -> str:
-    """A setting as the command line has it, by its dotted name: the option alone, or with a value.
+    """The command-line spelling of a setting, by its dotted name: the option alone, or with a value.
 
     >>> spelled("rollout.max_turns", 3), spelled("rollout.instruct", False), spelled("tools.use")
     ('--rollout.max-turns 3', '--rollout.no-instruct', '--tools.use')
@@ -48,7 +48,7 @@ def given(argv: Sequence[str]) -> set[str]:
 
 def with_config_file(argv: Sequence[str]) -> list[str]:
     """The command line, preceded by the options of the file that `--config` names, so that the command line
-    wins.
+    overrides the file.
 
     Raises `ConfigError` for a file that cannot be read as TOML.
     """
@@ -83,7 +83,7 @@ def split_config_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _written(name: str, value: Any) -> list[str]:
-    """A setting of a file as words; a text that begins with a dash stays the option's value."""
+    """A setting of a file as command-line words. `--name=value` keeps a value that begins with a dash."""
     if isinstance(value, bool | list):
         return _words(name, value)
     return [f"{_words(name)[0]}={value}"]
@@ -98,7 +98,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def as_toml(values: Mapping[str, Any]) -> str:
-    """Settings by their dotted names as TOML, which `--config` reads.
+    """Settings, by their dotted names, as TOML that `--config` can read.
 
     >>> print(as_toml({"steps": 3, "tools.use": ("python",), "tools.hosts": 1}), end="")
     steps = 3
@@ -130,7 +130,7 @@ def options_of(
     args = with_config_file(sys.argv[1:] if argv is None else argv)
     if description is not None:
         description += "\n\n--config FILE: options from a TOML file of the same tree; the command line wins over it."
-    # Help texts are read from the sources, which takes four times as long as the rest.
+    # Reading help texts from the sources takes four times as long as the rest of parsing.
     config = () if HELP & set(args) else (tyro.conf.HelptextFromCommentsOff,)
     among: dict[str, Any] = {} if default is None else {"default": default}
     with errors.on_parse_error(lambda event: _refuse(event, kind)):
@@ -138,7 +138,7 @@ def options_of(
 
 
 def _program() -> str:
-    """The command as the user started it: a page, or `python -m` and a package."""
+    """The command as the user started it: a script, or `python -m` and a package."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name.endswith(".__main__"):
         return f"python -m {spec.parent}"
@@ -157,7 +157,7 @@ def run_command(
 
 
 def _refuse(event: Any, kind: type) -> NoReturn:
-    """Raise the `ConfigError` for tyro's error; our own where a check of the options raised it."""
+    """Raise a `ConfigError` for tyro's error, or the original one if a check of the options raised it."""
     cause = sys.exception()
     while cause is not None:
         if isinstance(cause, ConfigError):
@@ -169,7 +169,7 @@ def _refuse(event: Any, kind: type) -> NoReturn:
         case "UnrecognizedArgs":
             option = event.tokens[0].partition("=")[0]
             if option in RENAMED:
-                raise ConfigError(option, "has another name now", f"use {RENAMED[option]}")
+                raise ConfigError(option, "was renamed", f"use {RENAMED[option]}")
             known = [spelled(name) for name in _names(kind)]
             close = difflib.get_close_matches(option, known, n=1, cutoff=0.7) if option.startswith("--") else []
             hint = f"perhaps {close[0]}" if close else "see --help"
@@ -182,11 +182,11 @@ def _refuse(event: Any, kind: type) -> NoReturn:
             missing = event.missing_arguments[0].arg.display_name()
             raise ConfigError(missing if missing.startswith("--") else missing.upper(), "is required", "see --help")
         case _:
-            said = str(getattr(event, "message", event))
-            if number := re.search(r"(literal for int|string to float).*: ('.*')", said):
+            message = str(getattr(event, "message", event))
+            if number := re.search(r"(literal for int|string to float).*: ('.*')", message):
                 wanted = "an integer" if "int" in number[1] else "a number"
                 raise ConfigError(option, f"{number[2]} is not {wanted}", f"use {wanted}; see --help")
-            raise ConfigError(option, said, "see --help for its type")
+            raise ConfigError(option, message, "see --help for its type")
 
 
 def _names(kind: type) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The user's code: rewards, tools, environments."""
+"""Settings of the user's code: rewards, tools, environments."""
 
 import re
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_reward(name: str) -> bool:
-    """Whether this names a rule, or has the form of a user's function."""
+    """Whether this names a built-in rule, or has the form of a user's function, `module:function`."""
     return name in REWARDS or is_entry(name)
 
 
 def is_entry(name: str) -> bool:
-    """Whether this has the form of a user's object."""
+    """Whether this has the form of a user's object, `module:object`."""
     return _ENTRY.fullmatch(name) is not None
 
 
 def has_own(config: Any) -> bool:
-    """Whether a run brings code of the user."""
+    """Whether a run uses the user's code."""
     own = own_rewards(config.reward) or own_rules(config.algorithm) or own_agent(config.agent)
     return bool(own) or has_own_tools(config)
 
 
 def own_agent(agent: Any) -> tuple[str, ...]:
-    """The user's agent, and its function that knows failed calls."""
+    """The user's agent, and its function that detects failed calls."""
     return tuple(name for name in (agent.run, agent.failed) if name)
 
 
@@ -70,32 +70,33 @@ OWN_TOOL = where("tools.use", has_own_tools, "give module:object", warn_only=Tru
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """What an answer is worth (docs/rewards.md)."""
+    """How an answer is scored (docs/rewards.md)."""
 
     name: str = "math"
-    """math: equal to the truth as mathematics (arXiv:2508.20722 section 2.2); exact: the same words; choice: the same
-    letter; code: a program that passes the truth's cases; instructions: an answer that follows the truth's verifiable
-    instructions (IFEval); calls: the truth's function calls, written down (BFCL); module:function: a function of your
-    own. A problem that names a rule itself is judged by that"""
+    """math: mathematically equal to the truth (arXiv:2508.20722 section 2.2); exact: the same words; choice: the same
+    letter; code: a program that passes the truth's test cases; instructions: an answer that follows the truth's
+    verifiable instructions (IFEval); calls: the truth's function calls, as text (BFCL); module:function: your own
+    function. A problem that names a rule is judged by that rule"""
     functions: tuple[str, ...] = ()
-    """functions of your own, module:function, that a problem may name as its reward beside the rules above"""
+    """your own functions, module:function, that a problem may name as its reward in addition to the rules above"""
     place: Place = "answer"
-    """where the final answer stands. answer: the last boxed in the last <answer>; boxed: the last boxed behind the
-    thought; anywhere: that, the last <answer>, or what is declared as the answer"""
+    """where the final answer is read. answer: the last boxed in the last <answer>; boxed: the last boxed after the
+    thinking; anywhere: as boxed, else the last <answer>, else the text that is declared as the answer"""
     partial: bool = False
-    """code, instructions: the share of what passed in place of all or nothing"""
+    """for code and instructions: the reward is the share of cases that passed, instead of 0 or 1"""
     deadline_s: Annotated[MayChange[float], OWN_REWARD, at_least(0.01)] = 10.0
-    """longest a function of your own may take for one completion; after that its process is killed [s]"""
+    """longest time your own function may take for one completion; after that its process is killed [s]"""
     processes: Annotated[MayChange[int], OWN_REWARD, at_least(1)] = 2
-    """processes per generation worker that run a function of your own"""
+    """processes per generation worker that run your own function"""
     concurrency: Annotated[MayChange[int], OWN_REWARD, at_least(1)] = 64
-    """rollouts that each of these processes judges at once where the function is async; others are judged in turn"""
+    """rollouts that each of these processes judges concurrently if the function is async; other functions judge one at
+    a time"""
 
     def __post_init__(self) -> None:
         check_bounds("reward", self)
         for name in self.functions:
             named = _ENTRY.fullmatch(name) is not None and self.functions.count(name) == 1
-            require(named, "--reward.functions", f"{name!r} is not module:function, or stands there twice",
+            require(named, "--reward.functions", f"{name!r} is not module:function, or is given twice",
                     "give each module:function once")  # fmt: skip
         require(
             is_reward(self.name),
@@ -107,28 +108,29 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolsConfig:
-    """What the policy may call, and who answers it (docs/tools.md)."""
+    """The tools that the policy may call, and environments that answer it (docs/tools.md)."""
 
     use: tuple[str, ...] = ("python",)
-    """tools: python (programs in the sandbox), or module:object of your own, several at once"""
+    """tools: python (programs in the sandbox), or your own, module:object; several are allowed"""
     environment: str = ""
-    """module:object that answers every turn without a call, such as a dialogue partner or a game; empty: that turn is
-    the last"""
+    """module:object that answers every turn without a tool call, such as a dialogue partner or a game; empty: such a
+    turn ends the rollout"""
     environments: tuple[str, ...] = ()
-    """environments, module:object, that a problem may name in its column `environment`, in place of the one above"""
+    """environments, module:object, that a problem may select in its column `environment`, in place of the one above"""
     max_calls_per_turn: Annotated[int, at_least(1)] = 16
-    """calls of one turn that are run; further ones get an error message and count as failed"""
+    """largest number of calls of one turn that are run; further calls get an error message and count as failed"""
     max_environment_turns: Annotated[int, OWN_ENVIRONMENT, at_least(1)] = 30
-    """replies of the environment in one rollout; --rollout.max-turns counts only turns that call a tool then"""
+    """largest number of environment replies in one rollout; with an environment, --rollout.max-turns counts only turns
+    that call a tool"""
     hosts: Annotated[MayChange[int], OWN_TOOL, at_least(1)] = 1
-    """actors for each tool of your own"""
+    """actors for each of your own tools"""
 
     def __post_init__(self) -> None:
         check_bounds("tools", self)
         for entry in self.use:
             named = entry == "python" or _ENTRY.fullmatch(entry) is not None
             require(named, "--tools.use", f"{entry!r} is not a tool", "give python, or module:object")
-            require(self.use.count(entry) == 1, "--tools.use", f"{entry} stands there twice", "name it once")
+            require(self.use.count(entry) == 1, "--tools.use", f"{entry} is given twice", "give it once")
         for option, entry in [
             ("environment", self.environment or "a:b"),
             *(("environments", one) for one in self.environments),

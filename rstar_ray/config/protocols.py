@@ -1,4 +1,4 @@
-"""Published ways of evaluating, by the name that `--evaluate.protocol` takes; other options go over them."""
+"""Published evaluation protocols, by their name in `--evaluate.protocol`; explicit options override them."""
 
 from typing import Any
 
@@ -16,5 +16,5 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "reward.place": "answer",
     },
 }
-"""own: the stage's own; paper: arXiv:2508.20722 section 5; release: what the authors' released code evaluates with;
+"""own: the stage's settings; paper: arXiv:2508.20722 section 5; release: the settings of the authors' released code;
 rstar2-agent-14b: the paper's, with the prompt and the tool of the released rStar2-Agent-14B (`--chat.protocol`)."""

@@ -1,4 +1,4 @@
-"""What a recipe is: one stage, as the paper sets it and as the tiny world does."""
+"""The record of a recipe: one stage with the paper's settings and those of the tiny world."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from rstar_ray.config import RunConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One stage: what the paper sets, and what the tiny world sets differently."""
+    """One stage: the paper's settings, and the tiny world's overrides by dotted name."""
 
     paper: RunConfig
     tiny: dict[str, Any]

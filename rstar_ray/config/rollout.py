@@ -18,55 +18,54 @@ class RolloutConfig:
     """Budgets and sampling of training rollouts (arXiv:2508.20722, Table 2)."""
 
     max_response_tokens: Annotated[int, OF_RL, at_least(1)] = 8_192
-    """everything after the prompt, tool answers included [tokens]"""
+    """length budget after the prompt, including tool results [tokens]"""
     max_turns: Annotated[int, OF_RL, at_least(1)] = 10
-    """completions per rollout [turns]"""
+    """largest number of completions per rollout [turns]"""
     temperature: Annotated[float, OF_RL, at_least(0), at_most(MAX_TEMPERATURE)] = 1.0
     """softmax temperature of training rollouts"""
     top_p: Annotated[float, OF_RL, within("(0, 1]")] = 1.0
-    """nucleus mass; 1 samples from the whole distribution, which the loss assumes"""
+    """nucleus sampling mass; 1 samples from the whole distribution, which the loss assumes"""
     instruct: bool = True
-    """put the tool's schema and the answer format before the problem; off in the tiny world, where SFT teaches them"""
+    """add the tool's schema and the answer format before the problem; off in the tiny world, where SFT teaches them"""
     deadline_s: Annotated[MayChange[float], at_least(1)] = 1_800.0
-    """longest a step may wait for its rollouts without one finishing [s]"""
+    """longest time a step may wait without a finished rollout [s]"""
 
     def __post_init__(self) -> None:
         check_bounds("rollout", self)
 
     @property
     def policy_temperature(self) -> float:
-        """Of the distribution that is trained; greedy rollouts have none but the model's own."""
+        """Temperature of the trained distribution; 1 for greedy rollouts."""
         return self.temperature or 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Problems to train on: jsonl or parquet of {"id", "problem", "answer"}; empty means the tiny world's own."""
+    """Problems: jsonl or parquet of {"id", "problem", "answer"}; empty generates the tiny world's problems."""
 
     train: Annotated[str, OF_RL] = ""
-    """training problems, a path; empty generates the tiny world's"""
+    """path of the training problems; empty generates the tiny world's"""
     heldout: Annotated[str, NO_FILES] = ""
-    """held-out problems, a path; empty generates the tiny world's"""
+    """path of the held-out problems; empty generates the tiny world's"""
     integer_answers: Annotated[bool, OF_RL, not_with("data.train", ""), only_with("reward.name", "math")] = True
     """refuse training problems whose answer is not an integer (arXiv:2508.20722 section 4.2); for the reward math"""
     num_train: Annotated[int, OF_RL, only_with("data.train", ""), at_least(1)] = 4_000
-    """problems generated where no path is given"""
+    """problems to generate where --data.train is empty"""
     num_heldout: Annotated[int, NO_FILES, only_with("data.heldout", ""), only_with("scale", "tiny"), at_least(1)] = 240
-    """held-out problems generated where no path is given"""
+    """held-out problems to generate where --data.heldout is empty"""
     num_filtered: Annotated[int, OF_RL, only_with("drop_solved", True, warn_only=True), at_least(0)] = 0
-    """problems rolled out where solved ones are dropped (--drop-solved), drawn from the file at random by --seed;
-    0 rolls out all"""
+    """problems that --drop-solved rolls out, drawn from the file at random by --seed; 0 rolls out all"""
 
     mix: Annotated[tuple[str, ...], OF_RL] = ()
-    """sources and their weights in every draw, as math=3 search=1; a source is the problems with this `family`. Others
-    are not drawn; empty draws from all problems alike"""
+    """sources and their weights in every draw, such as math=3 search=1. A source is the problems with this `family`;
+    other problems are not drawn. Empty draws from all problems uniformly"""
     mix_floor: Annotated[int, OF_RL, not_with("data.mix", ()), at_least(0)] = 0
-    """problems that each source of --data.mix has in every draw at least"""
+    """minimum number of problems that each source of --data.mix has in every draw"""
     skip_solved: Annotated[int, OF_RL, at_least(0)] = 0
-    """steps for which a problem is not drawn again once all its rollouts were right; 0 skips none. Only steps that had
-    ended when a draw began count, so that what is drawn does not depend on timing"""
+    """steps for which a problem is not drawn again after all its rollouts were correct; 0 skips none. Only steps that
+    had ended when a draw began count, so that draws do not depend on timing"""
     max_skipped: Annotated[float, OF_RL, not_with("data.skip_solved", 0), within("[0, 1)")] = 0.5
-    """largest share of the problems that --data.skip-solved leaves out; the latest solved come first"""
+    """largest share of the problems that --data.skip-solved excludes; the latest solved are excluded first"""
 
     def __post_init__(self) -> None:
         check_bounds("data", self)
@@ -74,7 +73,7 @@ class DataConfig:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of the sources of `mix`; a weight is above 0. Raises `ConfigError` for what is no mix."""
+        """Weights of the sources in `mix`, all above 0. Raises `ConfigError` for an invalid mix."""
         weights: dict[str, float] = {}
         for one in self.mix:
             source, _, text = one.rpartition("=")
@@ -83,8 +82,8 @@ class DataConfig:
             except ValueError:
                 weight = 0.0
             right = bool(source) and source not in weights and 0 < weight < math.inf
-            require(right, "--data.mix", f"{one!r} is not SOURCE=WEIGHT with a new source and a weight above 0",
-                    "write math=3 search=1")  # fmt: skip
+            require(right, "--data.mix", f"must be SOURCE=WEIGHT, each source once, weight above 0 (got {one!r})",
+                    "use a form such as math=3 search=1")  # fmt: skip
             weights[source] = weight
         return weights
 
@@ -94,25 +93,26 @@ class EvaluationConfig:
     """avg@k and pass@k on held-out problems (arXiv:2508.20722 section 5)."""
 
     protocol: MayChange[Literal["own", "paper", "release", "rstar2-agent-14b"]] = "own"
-    """samples, temperature, top-p and budgets together: own, the stage's; paper, arXiv:2508.20722 section 5 (16 samples
-    at 0.6, 30K tokens, 30 turns); release, the authors' code's (temperature 0, 5 turns); rstar2-agent-14b, the paper's
-    with that model's prompt and tool (--chat.protocol); other options go over them"""
+    """preset of samples, temperature, top-p and budgets. own: the stage's; paper: arXiv:2508.20722 section 5 (16
+    samples at 0.6, 30K tokens, 30 turns); release: the authors' code's (temperature 0, 5 turns); rstar2-agent-14b: the
+    paper's with that model's prompt and tool (--chat.protocol). Explicit options override the preset"""
     num_problems: Annotated[SameAnswers[int], at_least(0)] = 0
-    """problems of a set used, at most, drawn from the file at random; the same for every --seed; 0 uses all"""
+    """largest number of problems used per set, drawn from the file at random, the same for every --seed; 0 uses all"""
     samples: Annotated[int, at_least(1)] = 16
     """k: rollouts per problem"""
     temperature: Annotated[float, at_least(0), at_most(MAX_TEMPERATURE)] = 0.6
     """softmax temperature"""
     top_p: Annotated[float, within("(0, 1]")] = 1.0
-    """nucleus mass; not published, 1 here"""
+    """nucleus sampling mass; not published, 1 here"""
     max_response_tokens: Annotated[int, at_least(1)] = 30_720
     """length budget [tokens]"""
     max_turns: Annotated[int, at_least(1)] = 30
     """turn budget"""
     every_steps: Annotated[MayChange[int], OF_RL, at_least(0)] = 0
-    """RL steps between evaluations on the held-out problems; 0 evaluates before the first and after the last alone"""
+    """interval between evaluations on the held-out problems [RL steps]; 0 evaluates only before the first step and
+    after the last"""
     files: MayChange[tuple[str, ...]] = ()
-    """for recipes/evaluate.py: problem files to evaluate on; none evaluates on the held-out problems"""
+    """for recipes/evaluate.py: problem files to evaluate on; empty uses the held-out problems"""
 
     def __post_init__(self) -> None:
         check_bounds("evaluate", self)

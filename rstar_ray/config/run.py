@@ -1,4 +1,4 @@
-"""One stage of a run: every setting, each with its only default."""
+"""One stage of a run: every setting with its default."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,21 +27,24 @@ Scale = Literal["tiny", "gpu", "gpu-8", "mi300x-64"]
 Until = Literal["steps", "settled", "solved"]
 OnInsufficientResources = Literal["fail", "scale-down"]
 MOST_SEED = 2**32 - 1
-"""Seed range of numpy, and so of vLLM."""
+"""Largest seed of numpy, and so of vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When progress is saved and looked at."""
+    """When checkpoints and trajectories are saved."""
 
     every_steps: Annotated[MayChange[int], at_least(1)] = 10
     """steps between checkpoints; the end of a stage always makes one"""
     keep: Annotated[MayChange[int], at_least(1)] = 2
-    """newest checkpoints kept per stage; the one with the best held-out score is kept too (--evaluate.every-steps)"""
+    """newest checkpoints retained per stage, in addition to the one with the best held-out score
+    (--evaluate.every-steps)"""
     grace_s: Annotated[MayChange[float], at_least(0)] = 120.0
-    """after Ctrl-C or SIGTERM, longest until the step under way has ended in a checkpoint; a second ends at once [s]"""
+    """after Ctrl-C or SIGTERM, longest time to finish the current step and save a checkpoint [s]; a second signal ends
+    the run at once"""
     trajectories_every_steps: Annotated[MayChange[int], OF_RL, at_least(0)] = 10
-    """steps between those whose trajectories are all kept as readable jsonl, from the first on; 0 keeps none"""
+    """interval at which all trajectories of a step are saved as readable jsonl, from the first step on [steps]; 0 saves
+    none"""
 
     def __post_init__(self) -> None:
         check_bounds("checkpoint", self)
@@ -54,40 +57,41 @@ class RunConfig:
     stage: SameAnswers[str] = "stage1"
     """name of the stage in the run directory"""
     scale: SameAnswers[Literal["auto", Scale]] = "auto"
-    """model, placement and budgets together; auto picks by what the Ray cluster offers and says what it picked"""
+    """preset of model, placement and budgets; auto selects it by the Ray cluster's resources and logs its choice"""
     run_dir: MayChange[str] = ""
-    """where the run's results go; empty is runs/<scale> below the folder of the command"""
+    """directory for the run's results; empty: runs/<scale> below the command's working directory"""
     on_insufficient_resources: MayChange[OnInsufficientResources] = "fail"
-    """where the cluster is smaller than the plan, as when a node is missing: refuse with the arithmetic, or run with as
-    many replicas and ranks as fit"""
+    """where the cluster is smaller than the plan, for example after the loss of a node. fail: refuse and show the
+    arithmetic; scale-down: run with as many replicas and ranks as fit"""
     seed: Annotated[int, at_least(0), at_most(MOST_SEED)] = 0
-    """fixes data order, sampling and resampling"""
+    """seed of data order, sampling and resampling"""
     deterministic: bool = False
-    """on GPUs, compute what does not depend on what else is computed beside it (docs/determinism.md): slower"""
+    """on GPUs, use batch-invariant computation: results do not depend on what else is in the batch
+    (docs/determinism.md); slower"""
     float32_head: Annotated[bool, BFLOAT16] = False
-    """compute logits in float32 where the model is bfloat16, in engines and learner alike, as MiniMax-M1 does
-    (arXiv:2506.13585): rounding logits to bfloat16 moves the probabilities of engine and learner apart"""
+    """compute logits of a bfloat16 model in float32, in engines and learner, as MiniMax-M1 does (arXiv:2506.13585):
+    rounding logits to bfloat16 makes the probabilities of engine and learner differ"""
     model: SameAnswers[str] = ""
-    """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
+    """policy to start from, a Hugging Face folder or hub id; empty uses the previous stage in the run directory"""
     steps: Annotated[SameAnswers[int], OF_RL, at_least(0)] = 300
-    """training steps, at most"""
+    """largest number of training steps"""
     until: Annotated[SameAnswers[Until], OF_RL] = "steps"
-    """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward neither rises nor
-    falls, at the earliest 60 steps after the warm-up (the paper's end of stage 1); solved: once over 70 % of the
-    problems are all right (its end of stage 2)"""
+    """when the stage ends. steps: after --steps; settled: when truncation stays near 10 % and the reward neither rises
+    nor falls, at the earliest 60 steps after the warm-up (the paper's end of stage 1); solved: when all rollouts of
+    over 70 % of the problems are correct (its end of stage 2)"""
     max_empty_steps: Annotated[MayChange[int], OF_RL, at_least(1)] = 10
-    """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
+    """consecutive steps without a group whose rewards differ, after which the run ends and reports the reason"""
     prompts_per_step: Annotated[SameAnswers[int], OF_RL, at_least(1)] = 512
-    """prompt groups of one step"""
+    """prompt groups per step"""
     staleness: Annotated[MayChange[int], OF_RL, at_least(0)] = 0
-    """training steps by which the weights that sample a token may be older than those that train on it: rollouts of so
-    many later steps run while a step waits, learns and publishes. 0 is synchronous (docs/async.md)"""
+    """training steps by which the weights that sample a token may be older than those that train on it. Rollouts of up
+    to so many later steps run while a step waits, trains and publishes. 0 is synchronous (docs/async.md)"""
     drop_solved: Annotated[SameAnswers[bool], OF_RL] = False
-    """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
+    """before training, roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
     own_folder: Annotated[
-        MayChange[str], where("reward.name", has_own, "name something of your own", warn_only=True)
+        MayChange[str], where("reward.name", has_own, "name a reward, tool, rule or agent of yours", warn_only=True)
     ] = ""
-    """folder of the modules that hold your own reward and tools; empty is the folder of the command"""
+    """folder of the modules with your own code, such as rewards and tools; empty: the command's working directory"""
     reset_optimizer: Annotated[SameAnswers[bool], OF_TRAINING] = False
     """reset the optimizer state and warm up (stages 1 and 3); a stage that starts from --model always does"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -115,33 +119,33 @@ class RunConfig:
         require(
             not (self.staleness and self.algorithm.correction == "none"),
             "--algorithm.correction",
-            f"none takes tokens of older weights for the newest's (got none with --staleness {self.staleness})",
+            f"none would treat tokens of older weights as on-policy (got none with --staleness {self.staleness})",
             "leave out --algorithm.correction, or give --staleness 0",
         )
         buffer, longest = self.algorithm.overlong_buffer, self.rollout.max_response_tokens
         require(
             buffer <= longest,
             "--algorithm.overlong-buffer",
-            f"{buffer} tokens are more than --rollout.max-response-tokens {longest}",
+            f"must be at most --rollout.max-response-tokens {longest} (got {buffer})",
             "lower it",
         )
         floor = self.data.mix_floor * len(self.data.mix)
         require(
             floor <= self.prompts_per_step,
             "--data.mix-floor",
-            f"{self.data.mix_floor} for each source are {floor} problems, above the {self.prompts_per_step} of a draw",
+            f"{self.data.mix_floor} per source are {floor} problems, above the {self.prompts_per_step} per draw",
             "lower it, or raise --prompts-per-step",
         )
         require(
             not (self.sleeps and self.staleness),
             "--engine.sleep",
-            f"engines decode during updates with --staleness {self.staleness}",
+            f"engines cannot sleep during updates with --staleness {self.staleness}, when they decode",
             "give --engine.no-sleep and a smaller --engine.gpu-memory-share, or --staleness 0",
         )
         require(
             not (self.agent.used and has_own_tools(self)),
             "--agent.run" if self.agent.run else "--agent.command",
-            "an agent brings its tools, and no environment answers it (got --tools.use or --tools.environment too)",
+            "an agent runs its own tools, without an environment (got --tools.use or --tools.environment too)",
             "leave out one of them",
         )
         context = self.engine.max_context_tokens
@@ -152,13 +156,13 @@ class RunConfig:
             require(
                 budget < context,
                 option,
-                f"a response of {budget} tokens leaves no room for a prompt in a context of {context}",
+                f"must be below --engine.max-context-tokens {context}, to leave room for a prompt (got {budget})",
                 "lower it or raise --engine.max-context-tokens",
             )
 
     @property
     def sleeps(self) -> bool:
-        """Whether engines give their memory to the learner during updates."""
+        """Whether engines free their memory for the learner during updates."""
         return self.engine.sleep and shares_gpus(self.engine, self.learner)
 
     @property
@@ -168,12 +172,12 @@ class RunConfig:
 
     @property
     def loss(self) -> AlgorithmConfig:
-        """The algorithm as the loss reads it."""
+        """The algorithm's settings as the loss uses them."""
         return self.algorithm.resolved(staleness=self.staleness, dtype=self.learner.dtype)
 
     @property
     def fresh_optimizer(self) -> bool:
-        """Whether the stage starts with zero moments: reset, or a policy from elsewhere, which brings no moments."""
+        """Whether the stage starts with zero moments: after a reset, or from a policy without optimizer state."""
         return self.reset_optimizer or bool(self.model)
 
     @property
@@ -183,12 +187,12 @@ class RunConfig:
 
     @property
     def warmup_steps(self) -> int:
-        """Of an RL stage: only where the optimizer state is fresh, since Adam's first steps are full-size whatever the
-        gradient."""
+        """Warm-up of an RL stage: only with fresh optimizer state, since Adam's first steps have full size whatever
+        the gradient."""
         return self.optimizer.warmup_steps if self.fresh_optimizer else 0
 
     def check_paths(self) -> None:
-        """Refuse folders and files that are named but do not exist."""
+        """Raise `ConfigError` for folders and files that are named but do not exist."""
         for option, path in (
             ("--model", self.model),
             ("--algorithm.reference-model", self.algorithm.reference_model),
@@ -200,7 +204,7 @@ class RunConfig:
         ):
             require(not path or Path(path).exists(), option, f"{path} does not exist", "give an existing path")
         own = self.own_folder
-        require(not own or Path(own).is_dir(), "--own-folder", f"{own} is a file", "give the folder that it is in")
+        require(not own or Path(own).is_dir(), "--own-folder", f"{own} is a file", "give its folder")
         for option, folder in (
             ("--model", self.model),
             ("--algorithm.reference-model", self.algorithm.reference_model),

@@ -1,4 +1,4 @@
-"""The four scales: model, placement and budgets. The rest of a recipe is the same at all of them."""
+"""The four scales: model, placement and budgets. The other settings of a recipe do not depend on the scale."""
 
 import os
 from dataclasses import dataclass
@@ -104,11 +104,11 @@ SCALES = {"tiny": TINY, "gpu": GPU, "gpu-8": GPU_8, "mi300x-64": MI300X_64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """The cluster that a scale is for; larger ones do as well."""
+    """The smallest cluster that a scale is meant for."""
 
     nodes: int
-    gpus: int  # of a node
-    cpus: int  # of a node
+    gpus: int  # per node
+    cpus: int  # per node
     gpu_memory_gb: float = 0.0
 
 
@@ -121,13 +121,13 @@ MACHINES = {
 
 
 def at_scale(paper: RunConfig, scale: str, tiny: dict[str, Any]) -> RunConfig:
-    """The paper's stage at a scale; `tiny` holds what the stage itself changes there."""
+    """The paper's stage at a scale; `tiny` holds the stage's overrides at scale tiny."""
     values = {**SCALES[scale], "scale": scale, **(tiny if scale == "tiny" else {})}
     return with_values(paper, values)
 
 
 def detect_scale(resources: dict[str, float]) -> tuple[str, str]:
-    """The scale that fits what a Ray cluster offers, and why."""
+    """The scale that fits a Ray cluster's resources, and the reason."""
     gpus = resources.get("GPU", 0.0)
     if gpus >= 64:
         return "mi300x-64", f"the cluster has {gpus:g} GPUs"
@@ -139,14 +139,14 @@ def detect_scale(resources: dict[str, float]) -> tuple[str, str]:
 
 
 def local_resources() -> dict[str, float]:
-    """What a Ray started here would see, without starting one."""
+    """The resources that Ray would detect on this machine, without starting Ray."""
     nvidia = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     amd = len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
     return {"GPU": float(nvidia or amd)}
 
 
 def check_gpu_here(config: RunConfig) -> None:
-    """Raise `ConfigError` where the run would start a Ray here, and needs a GPU that this machine does not have."""
+    """Raise `ConfigError` if the run would start Ray on this machine and needs a GPU that it does not have."""
     needs_gpu = config.engine.gpus_per_replica > 0 or config.learner.gpus_per_rank > 0
     if needs_gpu and not os.environ.get("RAY_ADDRESS") and not local_resources()["GPU"]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The teacher of the tiny world: what SFT teaches, and what RL can improve."""
+"""The teacher of the tiny world: its SFT conversations, with faults that RL can remove."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,19 +8,19 @@ from rstar_ray.config.checks import check_bounds, within
 
 @dataclass(frozen=True, kw_only=True)
 class TinyConfig:
-    """How often the teacher of the generated SFT conversations does what; shares in [0, 1]."""
+    """Shares, in [0, 1], of kinds of generated SFT conversations and of the teacher's faults."""
 
     drills: Annotated[float, within("[0, 1]")] = 0.3
-    """of the tiny world's SFT conversations: no problem, numbers to repeat"""
+    """share of the SFT conversations that have no problem, only numbers to repeat"""
     slips: Annotated[float, within("[0, 1]")] = 0.5
-    """of the results that the teacher computes for an answer: another program's, or left out"""
+    """share of the results computed for an answer that are replaced by another program's result, or omitted"""
     failures: Annotated[float, within("[0, 1]")] = 0.4
-    """of conversations with a problem: the first call fails, and the next one fixes what it said"""
+    """share of the conversations with a problem whose first call fails; the next call fixes the reported error"""
     wasted: Annotated[float, within("[0, 1]")] = 0.05
-    """of conversations with a problem: a call is made twice"""
+    """share of the conversations with a problem in which a call is made twice"""
     coupling: Annotated[float, within("[0, 1]")] = 0.0
-    """of answers after a failed first call: wrong because of it; 0 is the neutral world, where outcome reward says
-    nothing about failed calls"""
+    """share of the answers after a failed first call that are wrong because of it; 0 is the neutral world, where the
+    outcome reward does not depend on failed calls"""
 
     def __post_init__(self) -> None:
         check_bounds("tiny", self)

@@ -8,21 +8,21 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _GoesOn:
-    """A resumed run may change it: where it runs, how long it waits, and what it keeps."""
+class _MayChange:
+    """A resumed run may change the setting: placement, deadlines, and which files are retained."""
 
 
-MayChange = Annotated[T, _GoesOn()]
-"""The type of a setting that does not change what a run computes, so that a run may resume with another value of it."""
+MayChange = Annotated[T, _MayChange()]
+"""Type of a setting that does not change what a run computes: a run may resume with another value."""
 
 
 @dataclass(frozen=True)
 class _SameAnswers:
-    """It may change the weights or the set of problems, but not how given weights answer a given problem."""
+    """The setting may change the weights or the set of problems, but not how given weights answer a given problem."""
 
 
 SameAnswers = Annotated[T, _SameAnswers()]
-"""The type of a setting, or of a whole branch, that changes nothing of how a given policy answers a given problem."""
+"""Type of a setting, or of a whole branch, that does not change how a given policy answers a given problem."""
 
 
 def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -36,11 +36,11 @@ def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def may_change(config: Any) -> frozenset[str]:
     """The dotted names of the settings that are `MayChange`."""
-    return _marked(config, _GoesOn())
+    return _marked(config, _MayChange())
 
 
 def same_answers(config: Any) -> frozenset[str]:
-    """The dotted names of the settings that are `SameAnswers`, or stand in a branch that is."""
+    """The dotted names of the settings that are `SameAnswers`, or are in a branch that is."""
     return _marked(config, _SameAnswers())
 
 
@@ -58,8 +58,8 @@ def _marked(config: Any, mark: object, prefix: str = "", *, whole: bool = False)
 
 def differences(config: Any, default: Any) -> dict[str, Any]:
     """The leaves in which two configurations of one type differ, by dotted name."""
-    theirs = leaves(default)
-    return {name: value for name, value in leaves(config).items() if value != theirs[name]}
+    defaults = leaves(default)
+    return {name: value for name, value in leaves(config).items() if value != defaults[name]}
 
 
 def with_values(config: C, values: dict[str, Any]) -> C:

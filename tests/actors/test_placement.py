@@ -55,14 +55,14 @@ def test_weights_go_the_way_that_the_placement_allows(scale: str, values: dict[s
     ("scale", "values", "said"),
     [
         ("tiny", {"learner__weights_by": "nccl"},
-         "nccl is for GPUs, and a replica has 0, a rank 0. Hint: give auto, or GPUs to both"),
-        ("tiny", {"learner__weights_by": "ipc"}, "ipc is for GPUs, and a replica has 0, a rank 0. Hint: give auto"),
+         "nccl needs GPUs on both sides .* Hint: give auto, or set --engine.gpus-per-replica"),
+        ("tiny", {"learner__weights_by": "ipc"}, "ipc needs GPUs on both sides .* Hint: give auto"),
         ("gpu", {"learner__weights_by": "nccl"},
-         r"nccl has one process to a GPU, and ranks share the engines'. Hint: give auto"),
+         r"nccl needs one process per GPU, but ranks share GPUs with engines. Hint: give auto"),
         ("gpu", {"learner__weights_by": "ipc", **APART},
-         "ipc is between processes of one GPU, and ranks have GPUs apart .* Hint: give auto, or let both share"),
+         "ipc needs both processes on one GPU, .* Hint: give auto, or share GPUs"),
         ("gpu", {"learner__weights_by": "ipc", "engine__replicas": 3, "learner__ranks": 2},
-         r"ipc wants a rank on the GPU of every engine, and 2 ranks sit beside 3 .* Hint: give auto"),
+         r"ipc needs one rank on each engine's GPU .got 2 ranks, 3 engines.. Hint: give auto"),
     ],
 )  # fmt: skip
 def test_a_way_for_weights_that_the_placement_does_not_allow_is_refused_with_the_mend(

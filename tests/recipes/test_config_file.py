@@ -41,7 +41,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_scale(tmp_pat
         ("stepz = 3", "--stepz: no such option. Hint: perhaps --steps"),
         ('steps = "many"', "--steps: "),
         ("steps = ", "--config: "),
-        ("[algorithm]\ncorrection_cap = 3.0\ncorrection = 'icepop'", "--algorithm.correction-cap: it means nothing"),
+        ("[algorithm]\ncorrection_cap = 3.0\ncorrection = 'icepop'", "--algorithm.correction-cap: has no effect"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_as_on_the_command_line(text: str, said: str, tmp_path: Path):

@@ -88,7 +88,7 @@ def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(argument
 def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe: Recipe, option: str, meant: str):
     with pytest.raises(ConfigError) as refused:
         parse([recipe], [*TINY, f"{option}=1"])
-    assert str(refused.value).startswith(f"{option}: it means nothing to") and str(refused.value).endswith(meant)
+    assert str(refused.value).startswith(f"{option}: has no effect in ") and str(refused.value).endswith(meant)
     parse([recipe], [*TINY, option, "1", meant, "1"])  # options that several commands share
     parse(ALL, [*TINY, option, "1"])
 
@@ -98,35 +98,35 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
     [
         (
             "--algorithm.min-zero-reward-trace-num 3",
-            "--algorithm.min-zero-reward-trace-num: it means nothing with --algorithm.resample paper. Hint: give "
+            "--algorithm.min-zero-reward-trace-num: has no effect with --algorithm.resample paper. Hint: give "
             "--algorithm.resample release, or leave it out",
         ),
-        ("--algorithm.least-failures 1 --algorithm.resample none", "--algorithm.least-failures: it means nothing with"),
-        ("--algorithm.no-roc-error-ratio --algorithm.resample=random", "--algorithm.no-roc-error-ratio: it means"),
+        ("--algorithm.least-failures 1 --algorithm.resample none", "--algorithm.least-failures: has no effect with"),
+        ("--algorithm.no-roc-error-ratio --algorithm.resample=random", "--algorithm.no-roc-error-ratio: has no effect"),
         (
             "--algorithm.correction-cap=3 --algorithm.correction icepop",
-            "--algorithm.correction-cap: it means nothing with --algorithm.correction icepop",
+            "--algorithm.correction-cap: has no effect with --algorithm.correction icepop",
         ),
         (
             "--float32-head",
-            "--float32-head: it means nothing with --learner.dtype float32. Hint: give --engine.dtype bfloat16",
+            "--float32-head: has no effect with --learner.dtype float32. Hint: give --engine.dtype bfloat16",
         ),
-        ("--algorithm.correction-high=3", "--algorithm.correction-high: it means nothing with --algorithm.correction"),
+        ("--algorithm.correction-high=3", "--algorithm.correction-high: has no effect with --algorithm.correction"),
         (
             "--learner.max-padding 0.1",
-            "--learner.max-padding: it means nothing with --learner.attention rows. Hint: give --l",
+            "--learner.max-padding: has no effect with --learner.attention rows. Hint: give --l",
         ),
         (
             "--data.no-integer-answers",
-            "--data.no-integer-answers: it means nothing without --data.train. Hint: give --data.t",
+            "--data.no-integer-answers: has no effect without --data.train. Hint: give --data.t",
         ),
         (
             "--engine.no-compile",
-            "--engine.no-compile: it means nothing with --engine.gpus-per-replica 0.0. Hint: give --engine",
+            "--engine.no-compile: has no effect with --engine.gpus-per-replica 0.0. Hint: give --engine",
         ),
         (
             "--data.num-train 9 --data.train x.jsonl",
-            "--data.num-train: it means nothing with --data.train x.jsonl. Hint: leave out one of the two",
+            "--data.num-train: has no effect with --data.train x.jsonl. Hint: leave out one of the two",
         ),
     ],
 )
