@@ -1,4 +1,4 @@
-"""Files written beside what a rank does next, in a separate thread, and what became of them."""
+"""Writes a rank's files in a separate thread, while the rank trains, and reports the files that are on disk."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,31 +9,35 @@ from rstar_ray.run_dir.durable import sync_folder
 from rstar_ray.run_dir.manifest import WrittenFile, checksum
 
 Write = Callable[[], Sequence[Path]]
-"""Writes files and names them."""
+"""Writes files and returns their paths."""
 
 
 class FileWriter:
-    """One job after another, from when it is asked for what was written: what is handed in before is copied meanwhile,
-    which a step waits for, and a thread that writes would take the interpreter and the memory's bandwidth from it.
+    """Writes one job after another, from the call of `written` on.
+
+    It does not start earlier: the rank may still be copying other jobs to host memory, which a step waits for, and a
+    writing thread would compete for the interpreter and for memory bandwidth.
     """
 
     def __init__(self, by: str) -> None:
-        """`by`: whose files they are."""
+        """`by`: name of the rank, recorded with each file."""
         self._by = by
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
         self._handed: list[Write] = []
 
     def hand(self, write: Write) -> None:
-        """Return at once."""
+        """Queue a job; returns immediately."""
         self._handed.append(write)
 
     def written(self) -> dict[Path, WrittenFile]:
-        """Write all that was handed in since this was asked last, and wait for it; raises what kept the first that
-        failed from being written."""
+        """Write all jobs queued since the last call, wait for them, and return their files.
+
+        Raises the exception of the first job that failed.
+        """
         handed, self._handed = self._handed, []
         files: dict[Path, WrittenFile] = {}
         jobs = [self._thread.submit(self._written, write) for write in handed]
-        handed.clear()  # a copy goes as soon as it is written
+        handed.clear()  # frees each copy as soon as it is written
         for job in jobs:
             files |= job.result()
         return files
@@ -49,5 +53,5 @@ class FileWriter:
         return files
 
     def close(self) -> None:
-        """What has not begun is not written."""
+        """Wait for the running job; jobs that have not started are dropped."""
         self._thread.shutdown(wait=True, cancel_futures=True)

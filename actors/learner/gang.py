@@ -1,6 +1,6 @@
-"""The learner in the driver: it starts the ranks, gives each its share of the work, and collects their results.
+"""The learner in the driver: starts the ranks, sends each its share of the work, and collects the results.
 
-Tokens and weights never pass through it. The ranks are a gang: when one fails, all are ended.
+Tokens and weights never pass through the driver. When one rank fails, all ranks are stopped.
 """
 
 import asyncio
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_ANSWER_SHARE = 0.5
-"""Of the start deadline, until a rank has answered: importing its libraries takes a busy machine minutes."""
+"""Fraction of the start deadline for a rank's first answer: on a busy machine its imports take minutes."""
 MAX_LOSSES_IN_A_ROW = 3
-"""Losses of the learner without a new checkpoint in between before the run ends."""
+"""Consecutive losses of the learner, without a new checkpoint in between, before the run ends."""
 CLOSE_DEADLINE_S = 20.0
 DEATH_NOTICE_S = 5.0
-"""How long after a rank's failure the death of another may take to be noticed."""
+"""How long to wait, after one rank's failure, for the death of another rank to be noticed."""
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 def rank_environment(config: RunConfig) -> dict[str, str]:
-    """Of a rank's process, as cuBLAS, flash attention and DeepSpeed read it when they start."""
+    """Environment variables of a rank's process; cuBLAS, flash attention and DeepSpeed read them at start."""
     env = {"OMP_NUM_THREADS": str(config.learner.num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if config.learner.device == "cpu":
         env["DS_ACCELERATOR"] = "cpu"
@@ -77,8 +77,9 @@ class Learner:
         """Trains the policy in the folder `model`.
 
         `rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each. `watchdog`
-        probes the ranks, which may be silent for `silent_s`. The learner loads and updates in its `turn`. `placed`
-        returns once each rank has a node, before they are started again.
+        probes the ranks and kills one that is silent for longer than `silent_s`. The learner loads the model and
+        updates while it holds its `turn` on shared GPUs. `placed` returns once every rank has a node; it is awaited
+        before ranks are restarted.
         """
         self._turn = turn
         self._placed = placed
@@ -88,26 +89,26 @@ class Learner:
         ranks = config.learner.ranks
         self._options = list(rank_options) or [{"num_cpus": 1}] * ranks
         if len(self._options) != ranks:
-            raise ConfigError("learner.ranks", f"{len(self._options)} placements", f"give {ranks}")
+            raise ConfigError("learner.ranks", f"{ranks} ranks, but {len(self._options)} placements", f"give {ranks}")
         self._waiter = waiter
         self._watchdog = watchdog
         self._silent_s = silent_s
-        self._lost: asyncio.Future[None] | None = None  # fails once one of these ranks is lost
+        self._lost: asyncio.Future[None] | None = None  # fails when one of these ranks is lost
         self._ranks: list[Rank] = []
-        self._saved: list[Path] = []  # checkpoints whose parts these ranks have not yet written
+        self._saved: list[Path] = []  # checkpoints that these ranks have not written yet
         self._facts: Any = None
         self._step = 0
 
     @property
     def facts(self) -> Any:
-        """`RankFacts` of rank 0, once started."""
+        """`RankFacts` of rank 0; available after `start`."""
         assert self._facts is not None, "the learner has not been started"
         return self._facts
 
     # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:
-        """Create the ranks, connect them, load the model. Raises `RankLost` where new ranks may do better."""
+        """Create the ranks, connect them, load the model. Raises `RankLost` if a restart may succeed."""
         self._saved = []
         env = {"env_vars": rank_environment(self.config)}
         self._ranks = [
@@ -144,12 +145,12 @@ class Learner:
                 self._watchdog.follow(rank)
 
     async def restart(self) -> None:
-        """New ranks, as after `start`: what the old ones had learned is in checkpoints."""
+        """Replace all ranks by new ones, in the state after `start`; the caller then loads a checkpoint."""
         await self.clear()
         await self.start()
 
     async def clear(self) -> None:
-        """End the ranks, and wait until new ones can be started."""
+        """Stop the ranks, and wait until new ones can be started."""
         self._end_ranks()
         if self._placed is not None:
             await self._placed()
@@ -160,19 +161,19 @@ class Learner:
             raise RankLost(str(late)) from late
 
     async def unless_lost(self, work: Awaitable[T]) -> T:
-        """The result of `work`; raises `RankLost` as soon as a rank is lost, even while nothing waits for a rank."""
+        """The result of `work`. Raises `RankLost` as soon as a rank is lost, even if no call of a rank is pending."""
         assert self._lost is not None, "start() comes first"
         return await unless_failed(work, self._lost, CLOSE_DEADLINE_S)
 
     def _rank_died(self, name: str, died: Exception) -> None:
-        """The others wait for it in a collective and are of no use."""
+        """Stop all ranks: the others wait for the dead one in a collective."""
         self._meter.add("rstar_losses_total", 1, part="learner")
         self._end_ranks()
         if self._lost is not None:
             fail(self._lost, RankLost(f"{name} died ({type(died).__name__})"))
 
     async def close(self) -> None:
-        """End the ranks; safe to call twice, and after a failure."""
+        """Stop the ranks; safe to call twice, and after a failure."""
         await asyncio.gather(*(rank.close(CLOSE_DEADLINE_S) for rank in self._ranks))
         self._end_ranks()
 
@@ -186,15 +187,16 @@ class Learner:
     # ------------------------------------------------------------ training
 
     async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
-        """One call's optimizer steps on these rows.
+        """The optimizer steps of one RL step on these rows.
 
-        What is left out of them, and why, is in the result. With none left nothing happens, and the result says so.
+        The result lists the excluded rows with the reasons. If no row is usable, nothing is updated, and the result
+        has `applied=False` and a reason.
         """
         usable, left_out = usable_rows(rows, self.facts.max_context_tokens)
         for row in left_out:
-            log.warning("%s is left out: %s", row.rollout_id, row.reason)
+            log.warning("%s is excluded from the update: %s", row.rollout_id, row.reason)
         if not usable:
-            reason = f"none of {len(rows)} rows has a token to train on within the context"
+            reason = f"all {len(rows)} rows are excluded: too long for the context, or no sampled token"
             return replace(self._nothing(reason, lr), left_out=left_out)
         work = rl_shares(usable, self.config, attention_tokens=self.facts.attention_tokens)
         result = await self._train(
@@ -204,18 +206,18 @@ class Learner:
         return replace(result, left_out=(*left_out, *refused))
 
     def seen_tokens(self) -> list[Any]:
-        """Refs of what each rank saw of its rows' tokens in the newest update: `SeenTokens` by rollout id."""
+        """One object ref per rank: the `SeenTokens` of its rows in the newest `train_rl`, by rollout id."""
         return [rank.methods().seen_tokens() for rank in self._ranks]
 
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy."""
         work = sft_shares(examples, self.config.learner, attention_tokens=self.facts.attention_tokens)
         if not work:
-            return self._nothing(f"none of {len(examples)} conversations has a token with a loss", lr)
+            return self._nothing(f"no token of {len(examples)} conversations has a loss", lr)
         return await self._train(lambda rank, share: rank.train_sft(share, lr), work, "an SFT update")
 
     async def evaluate_sft(self, examples: Sequence[SftExample]) -> float:
-        """Mean cross-entropy per token with a loss; NaN without such a token."""
+        """Mean cross-entropy per token with a loss; NaN if no token has one."""
         work = sft_shares(examples, self.config.learner, attention_tokens=self.facts.attention_tokens)
         if not work:
             return math.nan
@@ -240,7 +242,7 @@ class Learner:
     # ------------------------------------------------------------ weights out and in
 
     async def publish(self, policy_version: int, engines: Sequence[EngineSeat] = ()) -> Publication:
-        """Send the weights to these engines; without any into rank 0's object store, for whoever fetches them."""
+        """Send the weights to these engines; if there are none, put them into rank 0's object store."""
         started = time.perf_counter()
         way: WeightWay = self.config.weight_way if engines else "object_store"
         of_rank = [[seat for seat in engines if seat.sender == rank] for rank in range(len(self._ranks))]
@@ -254,16 +256,19 @@ class Learner:
         return Publication.together(sent, seconds=seconds)
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Everything the learner needs to resume, as it is now; each rank writes its part beside what comes next."""
+        """Copy the training state for a checkpoint; each rank writes its part while training continues.
+
+        `written` waits until the files are on disk.
+        """
         saved = dict(extra or {})
         await self._everywhere(lambda rank: rank.save_checkpoint(str(folder), saved), "a copy for a checkpoint")
         self._saved.append(folder)
 
     async def written(self) -> dict[Path, WrittenFile]:
-        """What the ranks wrote of checkpoints and model folders since this was asked last, once all of it is on disk.
+        """The files of checkpoints and model folders that the ranks wrote since the last call; waits for all of them.
 
-        Raises `LearnerError` where a rank could not write, or this process does not see what it wrote, and `RankLost`
-        where the ranks that took the copies are gone. They may train meanwhile, and continue in any case.
+        Raises `LearnerError` if a rank could not write, or if this process does not see the files, and `RankLost` if
+        the ranks that took the copies are gone. Ranks may train meanwhile, and a failure here does not stop them.
         """
         ranks, seconds = self._running(), self.config.learner.step_deadline_s
         folders, self._saved = self._saved, []
@@ -276,22 +281,24 @@ class Learner:
         return files
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Resume from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
+        """Resume from a checkpoint written by any number of ranks; returns the `extra` saved with it."""
         loaded = await self._everywhere(lambda rank: rank.load_checkpoint(str(folder)), "loading a checkpoint")
         extra, self._step = loaded[0]
         return extra
 
     async def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder that transformers and vLLM load, with a PEFT folder beside it under adapters;
-        rank 0 writes it beside the next step."""
+        """Write a Hugging Face model folder that transformers and vLLM load; with LoRA, also a PEFT folder beside it.
+
+        Rank 0 writes while training continues; `written` waits for the files.
+        """
         await self._everywhere(lambda rank: rank.export(str(folder)), "a copy of the model")
 
     async def set_policy(self, folder: Path) -> None:
-        """Take over the weights of a Hugging Face folder; the optimizer stays."""
+        """Load the weights of a Hugging Face folder; the optimizer state is unchanged."""
         await self._everywhere(lambda rank: rank.set_policy(str(folder)), "loading weights")
 
     async def reset_optimizer(self) -> None:
-        """Forget moments and steps; the policy stays."""
+        """Reset moments and step count; the policy is unchanged."""
         await self._everywhere(lambda rank: rank.reset_optimizer(), "a fresh optimizer")
         self._step = 0
 
@@ -306,7 +313,7 @@ class Learner:
     async def _all(
         self, ask: Callable[[LearnerActor, T], R], shares: Sequence[T], deadline_s: float, reason: str
     ) -> list[R]:
-        """Call every rank with its share, and wait for all."""
+        """Call every rank with its share of the work, and wait for all."""
 
         async def call(rank: Rank, share: T) -> R:
             return await rank.call_once(lambda methods: ask(methods, share), deadline_s=deadline_s, reason=reason)
@@ -314,12 +321,12 @@ class Learner:
         return await self._gathered([call(rank, share) for rank, share in zip(self._running(), shares, strict=True)])
 
     async def _gathered(self, asked: Sequence[Awaitable[R]]) -> list[R]:
-        """The answers of ranks; the first failure ends all ranks, since the others wait for it."""
+        """The ranks' results. The first failure stops all ranks: the others wait for that rank in a collective."""
         calls = [asyncio.ensure_future(call) for call in asked]
         try:
             return list(await asyncio.gather(*calls))
         except ConfigError:
-            # Every rank refuses for the same reason and stays usable.
+            # Every rank raises the same error and remains usable.
             await asyncio.wait(calls, timeout=CLOSE_DEADLINE_S)
             raise
         except (LearnerError, DeadlineExceeded) as failed:
@@ -333,7 +340,7 @@ class Learner:
                 call.cancel()
 
     def _running(self) -> list[Rank]:
-        """All ranks; none where one is known to be lost."""
+        """All ranks. Raises `RankLost` if they have been stopped."""
         if not self._ranks:
             why = f": {self._lost.exception()}" if self._lost is not None and self._lost.done() else ""
             raise RankLost(f"the learner is not running{why}")
@@ -347,10 +354,10 @@ async def with_restarts(
     since: Callable[[], str],
     lost: type[RankLost] = RankLost,
 ) -> T:
-    """The result of `work`, which is called again after `restart` whenever it raises `lost`.
+    """The result of `work`. Whenever `work` raises `lost`, `restart` is awaited and `work` is called again.
 
-    `since` names the state from which it continues, such as the newest checkpoint. Raises `LearnerError` after too many
-    losses since the same state.
+    `since` names the state from which training resumes, such as the newest checkpoint. Raises `LearnerError` after
+    more than `MAX_LOSSES_IN_A_ROW` losses since the same state.
     """
     losses = LossBudget(MAX_LOSSES_IN_A_ROW)
     while True:
@@ -367,13 +374,18 @@ async def with_restarts(
 
 
 async def first_start(learner: Learner) -> None:
-    """In the first start of a run a rank that dies, or is silent, is a loss. What a rank refuses, and a start that
-    takes too long, is a fault of the settings: it ends the run at once."""
+    """Start the learner at the start of a run; retry only if a rank dies or is silent.
+
+    An error that a rank raises, or a start that takes too long, points to wrong settings and ends the run immediately.
+    """
     await with_restarts(learner.start, restart=learner.clear, since=lambda: "the start of the run", lost=RankDied)
 
 
 async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]") -> RankLost | None:
-    """When a rank dies, another may be the first to say that its peer closed the connection."""
+    """The loss that caused this failure, if any.
+
+    When a rank dies, another rank may be the first to fail, with a connection closed by its peer.
+    """
     if isinstance(failed, RankDied):
         return failed
     if isinstance(failed, DeadlineExceeded):
@@ -385,36 +397,39 @@ async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]"
 
 
 async def _until_unnamed(names: set[str]) -> None:
-    """Ray frees an actor's name once its process is gone."""
+    """Wait until no actor has these names; Ray frees an actor's name after its process has ended."""
     while names & set(ray.util.list_named_actors()):
         await asyncio.sleep(0.1)
 
 
 def refuse_missing(written: Mapping[Path, WrittenFile], folders: Sequence[Path], ranks: Sequence[str]) -> None:
-    """Raises `RankLost` where a rank does not say that its part of one of these checkpoints is on disk."""
+    """Raises `RankLost` if a rank did not report its part of one of these checkpoints as written."""
     for folder in folders:
-        told = {file.by for path, file in written.items() if path.parent == folder}
-        if missing := [name for name in ranks if name not in told]:
+        writers = {file.by for path, file in written.items() if path.parent == folder}
+        if missing := [name for name in ranks if name not in writers]:
             raise RankLost(f"{missing[0]} has not written its part of {folder.name}")
 
 
 def refuse_unseen(written: Mapping[Path, WrittenFile]) -> None:
-    """Raises `LearnerError` where a rank wrote a file that is not here, or not whole: another node's own folder."""
+    """Raises `LearnerError` if a file that a rank wrote is missing here, or has another size.
+
+    The rank then wrote to a folder that is local to its node.
+    """
     for path, file in written.items():
         if not path.is_file() or path.stat().st_size != file.num_bytes:
             raise LearnerError(
-                f"{file.by} wrote {path.name} to {path.parent}, and it is not there for the driver: the run "
+                f"{file.by} wrote {path.name} to {path.parent}, but the driver does not see it: the run "
                 "directory must be on a file system that every node sees"
             )
 
 
 def refuse_differing_rules(facts: "Sequence[RankFacts]", algorithm: AlgorithmConfig) -> None:
-    """Raise `ConfigError` where the modules of the user's rules differ between ranks, by their digests."""
-    for rank, theirs in enumerate(facts):
-        if theirs.own_rules != facts[0].own_rules:
-            modules = {name for name, _ in theirs.own_rules.items() ^ facts[0].own_rules.items()}
+    """Raises `ConfigError` if the digests of the user's rule modules differ between ranks."""
+    for rank, of_rank in enumerate(facts):
+        if of_rank.own_rules != facts[0].own_rules:
+            modules = {name for name, _ in of_rank.own_rules.items() ^ facts[0].own_rules.items()}
             raise ConfigError(
                 f"--algorithm: {', '.join(own_rules(algorithm))}",
-                f"learner/rank-{rank} has another {min(modules)} than learner/rank-0",
+                f"{min(modules)} differs between learner/rank-{rank} and learner/rank-0",
                 "give every node the same --own-folder",
             )

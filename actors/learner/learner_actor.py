@@ -1,4 +1,4 @@
-"""The actor of one `LearnerRank`: it fetches what the rank trains on and stores what the rank publishes."""
+"""The Ray actor of one `LearnerRank`: fetches training rows for the rank and sends the weights it publishes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def rank_name(rank: int) -> str:
 
 
 class LearnerActor(ServiceActor):
-    """One rank; every rule lives in actors/learner/rank.py."""
+    """One rank; the logic is in actors/learner/rank.py."""
 
     def __init__(self, config: RunConfig, model: Path, rank: int, run: str = "") -> None:
         see_own_gpu_first()
@@ -41,13 +41,13 @@ class LearnerActor(ServiceActor):
 
         self._rank = LearnerRank(config, model, rank)
         super().__init__(rank_name(rank))
-        self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`, and of `written` beside it
-        self._broadcast: CollectiveTransfer | None = None  # its group lasts from version to version
+        self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`; of `written`, which runs concurrently
+        self._broadcast: CollectiveTransfer | None = None  # its process group is reused for every version
         self._meter = ray_meter(run)
 
     @in_group("probe")
     def probe(self) -> Heartbeat:
-        """For the watchdog, in a separate thread: other calls wait while the rank computes."""
+        """Heartbeat for the watchdog; in a separate thread, since other calls wait while the rank computes."""
         held = self._rank.memory_bytes()
         with self._meter.guarded():
             for kind, num_bytes in held.items():
@@ -55,11 +55,11 @@ class LearnerActor(ServiceActor):
         return heartbeat(progress=self._rank.calls, device_bytes=held.get("device", 0))
 
     def call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """The reply of a method; the same reply for the number of the newest call."""
+        """The result of a method; a repeated call with the newest number returns the cached result."""
         return self._replies.of(number, lambda: getattr(self, method)(*arguments))
 
     def address(self) -> tuple[str, int]:
-        """Where the ranks connect: a port of this node that listens from now on."""
+        """Open the store that the ranks connect to; returns this node's address and the port."""
         host = ray.util.get_node_ip_address()
         return host, self._rank.open_store(host)
 
@@ -76,7 +76,7 @@ class LearnerActor(ServiceActor):
         return self._rank.seen_tokens()
 
     def _fetch(self, refs: Sequence[Any]) -> dict[Any, Any]:
-        """The batches of trajectories behind these references, each fetched once, by `_key`."""
+        """The batches of trajectories of these references, by `_key`; each is fetched once."""
         wanted = {_key(ref): ref for ref in refs}
         remote = {key: ref for key, ref in wanted.items() if isinstance(ref, ray.ObjectRef)}
         try:
@@ -85,7 +85,8 @@ class LearnerActor(ServiceActor):
             reason = f"{len(remote)} batches of trajectories"
             raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
         except ObjectLostError as gone:
-            raise RankLost(f"{self._name} found no trajectories where they lay: that node was lost") from gone
+            lost = "found no trajectories in the object store: the node that held them was lost"
+            raise RankLost(f"{self._name} {lost}") from gone
         return {**wanted, **dict(zip(remote, values, strict=True))}
 
     def train_sft(self, work: SftWork, lr: float) -> UpdateResult:
@@ -95,7 +96,7 @@ class LearnerActor(ServiceActor):
         return self._rank.evaluate_sft(_sft_rows(work))
 
     def publish(self, version: int, way: WeightWay, seats: Sequence[EngineSeat]) -> Publication:
-        """This rank's part of sending a version: to the engines at `seats`, or into the object store."""
+        """This rank's part in publishing a version to the engines at `seats`, or into the object store."""
         from actors.weights.collective import CollectiveTransfer
         from actors.weights.ipc import CudaExporter, IpcTransfer
 
@@ -117,7 +118,7 @@ class LearnerActor(ServiceActor):
 
     @in_group("files")
     def written(self, number: int) -> dict[Path, WrittenFile]:
-        """In a separate thread, while the rank trains; the same number gives the same reply."""
+        """Runs in a separate thread, while the rank trains; a repeated number returns the cached result."""
         return self._written.of(number, self._rank.written)
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
@@ -141,7 +142,7 @@ def _all_shares(work: RlWork) -> Iterator[RlShare]:
 
 
 def _key(batch: Any) -> Any:
-    """Identifies a batch by its reference; a plain list by its id."""
+    """Key of a batch: its object reference, or the id of a plain list."""
     return batch if isinstance(batch, ray.ObjectRef) else id(batch)
 
 
@@ -152,7 +153,7 @@ def _token_row(share: RlShare, batches: dict[Any, Any]) -> Any:
     tokens = rl_row(batches[_key(row.ref.batch)][row.ref.index], row.advantage, share.token_weight, row.line)
     if tokens.num_sampled_tokens != row.num_sampled_tokens:
         raise LearnerError(
-            f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, not {row.num_sampled_tokens}"
+            f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, expected {row.num_sampled_tokens}"
         )
     return tokens
 

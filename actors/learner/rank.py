@@ -1,6 +1,6 @@
-"""One rank of the learner: a DeepSpeed engine around a Hugging Face causal LM. No Ray here.
+"""One rank of the learner: a DeepSpeed engine around a Hugging Face causal LM; does not depend on Ray.
 
-Every public method but the constructor and `close` is a collective: all ranks call it with work of the same shape.
+Every public method except the constructor and `close` is a collective: all ranks call it with work of the same shape.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class LearnerRank:
-    """Trains one policy together with the other ranks; see `actors.learner.learner_actor` for its Ray shell."""
+    """Trains one policy together with the other ranks; its Ray actor is `actors.learner.learner_actor`."""
 
     policy: Policy
-    reference: Policy | None  # of --algorithm.reference-model, whole on every rank in the forward pass's type
+    reference: Policy | None  # of --algorithm.reference-model; unsharded on every rank, in the forward dtype
     state: "LearnerState"
 
     def __init__(self, config: RunConfig, model: Path, rank: int = 0) -> None:
@@ -45,22 +45,22 @@ class LearnerRank:
         self._model = model
         self.rank = rank
         self.calls = 0  # of train_rl
-        self._seen: list[tuple[Sequence[TokenRow], tuple[Tensor, Tensor]]] = []  # micro batches of the newest
-        self._base = str(model)  # folder of the weights that adapters are trained beside; empty if unknown
-        self._store: Any = None  # held by the rank that the others meet at
+        self._seen: list[tuple[Sequence[TokenRow], tuple[Tensor, Tensor]]] = []  # by micro batch, newest call
+        self._base = str(model)  # folder of the base weights under LoRA; empty if unknown
+        self._store: Any = None  # on the rank that hosts the rendezvous
         self._files = FileWriter(by=f"learner/rank-{rank}")
 
     # ------------------------------------------------------------ start and end
 
     def open_store(self, host: str) -> int:
-        """Listen for the other ranks; returns the port."""
+        """Open the rendezvous store for the other ranks; returns its port."""
         self._store = deepspeed_start.open_store(self.config.learner, host)
         return self._store.port
 
     def start(self, master_address: str = "", master_port: int = 0) -> None:
         """Join the other ranks and load the model. A single rank needs no address.
 
-        Raises `ConfigError` for a model that the learner cannot train or engines could not serve.
+        Raises `ConfigError` for a model that the learner cannot train or the engines cannot serve.
         """
         config, learner = self.config, self.config.learner
         torch.set_num_threads(learner.num_threads)
@@ -109,12 +109,12 @@ class LearnerRank:
         return self._steps.step
 
     def facts(self) -> RankFacts:
-        """What the front plans with."""
+        """What the driver needs for planning."""
         num_parameters = sum(torch.Size(shape).numel() for shape in self.state.shapes.values())
         return replace(rank_facts(self.policy, num_parameters), own_rules=rule_digests(self.config))
 
     def memory_bytes(self) -> dict[str, int]:
-        """Of this process on the host, and the most that it has held on its device; safe from any thread."""
+        """Host memory of this process, and its peak device memory; safe from any thread."""
         held = {"host": psutil.Process().memory_info().rss}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             held["device"] = torch.cuda.max_memory_allocated()
@@ -126,7 +126,7 @@ class LearnerRank:
         del self.engine, self.policy, self.optimizer, self.state, self.reference, self._steps
 
     def close(self) -> None:
-        """Write to its end what is being written, and leave the group: no learning after it."""
+        """Finish the file being written, and leave the process group; no training is possible afterwards."""
         self._files.close()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -134,10 +134,10 @@ class LearnerRank:
     # ------------------------------------------------------------ training
 
     def train_rl(self, updates: Sequence[MicroBatches], lr: float) -> UpdateResult:
-        """One optimizer step for each of `updates`, whose rows carry their token weights.
+        """One optimizer step for each of `updates`; the rows carry their token weights.
 
-        With one update the ratio is taken to its own log-probs; with more, or where a check is due, a pass of their
-        own computes the old log-probs of all of them first.
+        With one update its own detached log-probs are the old ones. With several, or when a check is due, a separate
+        forward pass first computes the old log-probs of all of them.
         """
         self.calls += 1
         every = self.config.learner.check_old_logprobs_every
@@ -161,7 +161,7 @@ class LearnerRank:
         return replace(result, metrics=metrics)
 
     def _effective_sample_sizes(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """Of the newest `train_rl`'s micro batches, over all ranks."""
+        """Effective sample sizes of the newest `train_rl`'s importance weights, over all ranks."""
         moments = torch.zeros(6, dtype=torch.float64, device=self.device)
         for batch, (_, (_, log_w_N)) in zip(batches, self._seen, strict=True):
             moments += weight_moments(log_w_N, batch.rows_N)
@@ -170,7 +170,7 @@ class LearnerRank:
         return {"ess_tokens": effective_sample_size(*of_tokens), "ess_rows": effective_sample_size(*of_rows)}
 
     def seen_tokens(self) -> dict[str, SeenTokens]:
-        """Of the rows of the newest `train_rl`, by name; for records, so it is brought from the device when asked."""
+        """`SeenTokens` of the newest `train_rl`'s rows, by name. Copied from the device here: few steps need them."""
         return {name: seen for rows, of_rows in self._seen for name, seen in seen_by_row(rows, of_rows)}
 
     def train_sft(self, micro_batches: MicroBatches, lr: float) -> UpdateResult:
@@ -179,7 +179,7 @@ class LearnerRank:
         return self._steps.take(micro_batches, batches, SftLoss(self.engine), lr)
 
     def evaluate_sft(self, micro_batches: MicroBatches) -> float:
-        """Cross-entropy over all ranks, each token by its row's weight; of the model's own distribution."""
+        """Cross-entropy summed over all ranks, tokens weighted by their row's weight; at temperature 1."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for rows in micro_batches:
             batch = self._collate(rows)
@@ -188,7 +188,7 @@ class LearnerRank:
         return float(total)
 
     def logprobs(self, micro_batches: MicroBatches) -> list[Tensor]:
-        """The log-probability of each row's sampled tokens at the rollouts' temperature, end to end, by micro batch."""
+        """Log-probabilities of the rows' sampled tokens at the rollout temperature; per micro batch, concatenated."""
         return [self._logprobs(self._collate(rows), self.policy).cpu() for rows in micro_batches]
 
     def _collate(self, rows: Sequence[TokenRow]) -> MicroBatch:
@@ -207,14 +207,14 @@ class LearnerRank:
         return None if reference is None else lambda batch: self._logprobs(batch, reference)
 
     def _all_max(self, value: float) -> float:
-        whole = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(whole, dist.ReduceOp.MAX)
-        return float(whole)
+        largest = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return float(largest)
 
     # ------------------------------------------------------------ weights out and in
 
     def served_weights(self) -> ServedWeights:
-        """What an engine needs to serve the policy."""
+        """The weights that an engine needs to serve the policy."""
         return ServedWeights(
             self.state.served_entries,
             self.state.served,
@@ -223,9 +223,9 @@ class LearnerRank:
         )
 
     def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder that transformers and vLLM load; it is there once `written` returns.
+        """Write a Hugging Face model folder that transformers and vLLM load; complete once `written` returns.
 
-        Under adapters `adapter` beside it is a PEFT folder.
+        With LoRA, the folder `adapter` beside it is a PEFT folder.
         """
         learner = self.config.learner
         write = model_files.export(folder, self.policy, self.state, learner, source=self._model, base=self._base)
@@ -233,19 +233,21 @@ class LearnerRank:
             self._files.hand(write)
 
     def set_policy(self, folder: Path) -> None:
-        """Take over the weights of a Hugging Face folder of the same architecture; the optimizer stays."""
+        """Load the weights of a Hugging Face folder of the same architecture; the optimizer state is unchanged."""
         model_files.take_over(folder, self.policy, self.state)
         if self.state.base_replaced:
             self._base = str(folder)
 
     def reset_optimizer(self) -> None:
-        """Forget the moments and the steps; the policy stays."""
+        """Reset moments and step count; the policy is unchanged."""
         self.state.clear_moments()
         self._steps.step = 0
 
     def save_checkpoint(self, folder: Path, extra: dict[str, Any]) -> None:
-        """All that a learner needs to resume, and what the caller adds, as it is now; it is there once `written`
-        returns, on every rank."""
+        """Copy the current training state, and `extra`, for a checkpoint.
+
+        The checkpoint is complete once `written` has returned on every rank.
+        """
         position = checkpoint.Position(
             step=self.step, calls=self.calls, bad_updates=self._steps.bad_updates, extra=extra, base=self._base
         )
@@ -253,17 +255,17 @@ class LearnerRank:
         self._files.hand(lambda: taken.write(folder))
 
     def written(self) -> dict[Path, WrittenFile]:
-        """What this rank wrote since it was asked last; waits, and may be asked from any thread.
+        """The files that this rank wrote since the last call; waits for them. Safe from any thread.
 
-        Raises what kept a file from being written.
+        Raises the exception of the first failed write.
         """
         return self._files.written()
 
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
-        """Resume from a checkpoint of any number of ranks; returns its `extra`."""
+        """Resume from a checkpoint written by any number of ranks; returns its `extra`."""
         position = checkpoint.load(folder, self.state, architecture=self.policy.architecture)
         self._steps.step = position.step
-        # Updates that stopped the run count no longer: it takes as many again to stop it.
+        # Reset the count if it stopped the run: else the resumed run would stop at its first refused update.
         stopped = position.bad_updates >= self.config.optimizer.max_bad_updates
         self._steps.bad_updates = 0 if stopped else position.bad_updates
         self.calls = position.calls

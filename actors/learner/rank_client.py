@@ -1,7 +1,7 @@
-"""Calls of the learner's ranks: each is done once, and its failure says whether new ranks may do better.
+"""Calls to the learner's ranks: each runs once, and the error type tells whether a restart may succeed.
 
-A rank that could not be reached for a moment may have done the call, or never received it. The call is repeated under
-the same number, and a rank that has a reply under that number returns it again.
+After a short connection failure, the rank may or may not have received the call. The call is repeated under the same
+number, and a rank that has a result for that number returns it again.
 """
 
 import itertools
@@ -23,17 +23,17 @@ from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLo
 log = logging.getLogger(__name__)
 
 BLIP_PATIENCE_S = 10.0
-"""How long a rank that could not be reached may take to answer again before it counts as lost."""
+"""How long an unreachable rank may take to answer again before it counts as lost."""
 
 R = TypeVar("R")
 
 
 class RankDied(RankLost):
-    """Its process is gone; failed connections of other ranks follow from that."""
+    """The rank's process has ended; connection errors of other ranks are consequences."""
 
 
 class _NumberedMethods:
-    """A rank's methods, called through `LearnerActor.call` under one number."""
+    """Proxy of a rank's methods: calls them through `LearnerActor.call` under one number."""
 
     def __init__(self, rank: "Rank", number: int) -> None:
         self._rank = rank
@@ -50,8 +50,10 @@ class Rank(Service[LearnerActor]):
     _numbers = itertools.count(1)
 
     async def first_heartbeat(self, deadline_s: float) -> None:
-        """Wait for its first answer and remember its process. Raises `RankDied` without one: a process that was
-        stopped before cannot be found, nor ended."""
+        """Wait for the rank's first answer and record its incarnation.
+
+        Raises `RankDied` at the deadline: a process that was stopped before its first answer cannot be found or killed.
+        """
         try:
             found = await self._answered(lambda: self.until_answered(probe_of), deadline_s, "its first answer")
         except DeadlineExceeded as late:
@@ -59,12 +61,12 @@ class Rank(Service[LearnerActor]):
         self.incarnation = found.incarnation
 
     async def call_once(self, ask: Callable[[LearnerActor], R], *, deadline_s: float, reason: str) -> R:
-        """The result of one method. Raises `RankLost` where new ranks may do better, `LearnerError` where not."""
+        """The result of one method. Raises `RankLost` if a restart may succeed, `LearnerError` if not."""
         methods = cast(LearnerActor, _NumberedMethods(self, next(self._numbers)))
         return await self._answered(lambda: _as_sent(ask(methods)), deadline_s, reason)
 
     async def written(self, *, deadline_s: float, reason: str) -> Any:
-        """What it wrote to disk. Raises as `call_once`, but a file that it could not write is not a lost rank."""
+        """The files that the rank wrote. Raises as `call_once`, but a failed write is never a `RankLost`."""
         number = next(self._numbers)
         return await self._answered(
             lambda: _as_sent(self.methods().written(number)), deadline_s, reason, may_restart=False
@@ -76,14 +78,14 @@ class Rank(Service[LearnerActor]):
         try:
             answer = self._repeated_after_blips(ask, reason)
             return await within(answer, deadline_s, waiter=self.caller, owner=self.name, reason=reason)
-        except RayTaskError as error:  # before the next: it may be both, where the rank called an actor that died
+        except RayTaskError as error:  # first: it is also a RayActorError if the rank called an actor that died
             cause = error.cause
             if isinstance(cause, (ConfigError, LearnerError, DeadlineExceeded)):
                 raise cause from error
             kind = RankLost if may_restart and may_pass(cause) else LearnerError
             raise kind(f"{self.name} failed in {reason}: {type(cause).__name__}: {cause}") from error
         except RayActorError as error:
-            if error.actor_init_failed:  # it was not killed: the first start of a run ends at once
+            if error.actor_init_failed:  # not `RankDied`: the first start ends
                 raise RankLost(f"{self.name} could not be created: {str(error).strip().splitlines()[-1]}") from error
             raise RankDied(f"{self.name} died during {reason}") from error
 
@@ -96,13 +98,13 @@ class Rank(Service[LearnerActor]):
             except ActorUnavailableError:
                 if not self.incarnation or not await self.same_process(BLIP_PATIENCE_S):
                     raise
-                log.warning("%s could not be reached and answers again: repeating %s", self.name, reason)
+                log.warning("%s was unreachable and answers again: repeating %s", self.name, reason)
 
 
 def start_rank(
     config: RunConfig, model: Path, rank: int, *, run: str, caller: str, silent_s: float, **options: Any
 ) -> Rank:
-    """The rank's actor, under its name; `options` are Ray's."""
+    """Create the rank's named actor; `options` are Ray's actor options."""
     actor: Any = ray.remote(concurrency_groups={"probe": 1, "files": 1})(LearnerActor)  # pyright: ignore[reportCallIssue]
     name = rank_name(rank)
     handle = actor.options(name=name, **options).remote(config, model, rank, run)
@@ -110,15 +112,15 @@ def start_rank(
 
 
 def _as_sent(result: R) -> Awaitable[R]:
-    """The methods of a rank are no coroutines; a remote call of one returns a reference to its result."""
+    """Cast: a rank's methods are not coroutines, but a remote call returns an awaitable reference."""
     return cast(Awaitable[R], result)
 
 
 def may_pass(cause: BaseException) -> bool:
-    """Whether new ranks may succeed where one met this: out of memory, a broken connection, a fault of a device.
+    """Whether restarted ranks may succeed after this error: out of memory, broken connection, device fault.
 
-    torch reports faults of gloo, NCCL, CUDA and HIP as `RuntimeError` and its kinds, and mismatched shapes as well. A
-    fault that occurs again after restarts ends the run by the loss budget.
+    torch raises `RuntimeError` (or a subclass) for faults of gloo, NCCL, CUDA and HIP, but also for mismatched shapes.
+    If the error persists after restarts, the loss budget ends the run.
     """
     if isinstance(cause, (NotImplementedError, RecursionError, RayTaskError)):
         return False

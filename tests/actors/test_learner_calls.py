@@ -373,12 +373,12 @@ def test_over_a_line_that_loses_questions_and_answers_every_call_is_done_once():
     command = [sys.executable, "-c", BLIPS]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert str(list(range(1, 21))) in ended.stdout, ended.stderr
-    assert "could not be reached and answers again" in ended.stderr
+    assert "was unreachable and answers again" in ended.stderr
 
 
 def test_rules_that_differ_between_ranks_are_refused_by_the_name_of_their_module():
     facts = [replace(FACTS, own_rules={"mine": digest}) for digest in ("a", "a", "b")]
     algorithm = AlgorithmConfig(loss="mine:loss")
     refuse_differing_rules(facts[:2], algorithm)
-    with pytest.raises(ConfigError, match=r"mine:loss: learner/rank-2 has another mine than learner/rank-0"):
+    with pytest.raises(ConfigError, match=r"mine:loss: mine differs between learner/rank-2 and learner/rank-0"):
         refuse_differing_rules(facts, algorithm)
