@@ -1,1 +1,1 @@
-"""What a run leaves on disk: configuration, checkpoints, metrics, trajectories."""
+"""The files of a run: configuration, checkpoints, metrics, trajectories."""

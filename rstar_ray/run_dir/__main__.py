@@ -1,7 +1,7 @@
-"""What a person does to a run directory.
+"""Maintenance of a run directory.
 
-`python -m rstar_ray.run_dir verify PATH`: is all of it whole, down to the last byte of a checkpoint?
-`python -m rstar_ray.run_dir forget PATH --stage STAGE`: throw away what one stage left, with `--yes`; else say what.
+`python -m rstar_ray.run_dir verify PATH`: check all records, and every byte of the checkpoints.
+`python -m rstar_ray.run_dir forget PATH --stage STAGE`: list the files and rows of a stage; with `--yes`, delete them.
 """
 
 import sys
@@ -37,22 +37,22 @@ class VerifyOptions:
 @dataclass(frozen=True, kw_only=True)
 class ForgetOptions(VerifyOptions):
     stage: str
-    """the stage whose rows, checkpoints and settings are deleted"""
+    """stage whose rows, checkpoints and settings are deleted"""
     yes: bool = False
-    """delete, and not only list"""
+    """delete; otherwise only list"""
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 whole, or gone; 1 not whole; 2 not asked rightly, refused, or nothing done without `--yes`."""
+    """Exit status: 0 undamaged, or deleted; 1 damaged; 2 invalid usage, refused, or nothing deleted without `--yes`."""
     match arguments:
         case ["verify", *options]:
             return run_command(VerifyOptions, _verify, options, description=__doc__)
         case ["forget", *options]:
             return run_command(ForgetOptions, _forget, options, description=__doc__)
         case _:
-            asked = {"-h", "--help"} & set(arguments)
-            print(USAGE, file=None if asked else sys.stderr)
-            return 0 if asked else 2
+            wants_help = {"-h", "--help"} & set(arguments)
+            print(USAGE, file=None if wants_help else sys.stderr)
+            return 0 if wants_help else 2
 
 
 def _verify(options: VerifyOptions) -> int:
@@ -69,7 +69,7 @@ def _forget(options: ForgetOptions) -> int:
         forget(options.run, options.stage, sure=options.yes)
     if options.yes:
         return 0
-    print("nothing is removed yet: give --yes too")
+    print("nothing was removed. Hint: add --yes to remove it")
     return 2
 
 

@@ -1,4 +1,4 @@
-"""Which rstar_ray this is, for what a run writes down."""
+"""The version of rstar_ray, for a run's records."""
 
 import subprocess
 from functools import cache
@@ -17,7 +17,7 @@ def code_version() -> str:
         release = "of no release"
     command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return release
-    return f"{release} ({asked.stdout.strip()})"
+    return f"{release} ({answer.stdout.strip()})"

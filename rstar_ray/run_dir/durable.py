@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and rows of JSON whose torn end is repaired."""
+"""Files that survive a crash: atomic writes, and rows of JSON whose torn last line is removed."""
 
 import errno
 import json
@@ -10,23 +10,23 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError
 
-DAMAGED = "bring it back from a copy, or name another run directory"
-"""The hint for a file that was whole when it was written."""
+DAMAGED = "restore it from a backup, or name another run directory"
+"""The hint for a file that was damaged after it was written."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""On a disk, or in what an account may write to it."""
+"""Errors for a full disk, an exhausted quota, and a file size limit."""
 
 
 def unwritable(path: Path, refused: OSError) -> ConfigError:
-    """What a run's beginning is refused with where the operating system does not let `path` be written."""
+    """The `ConfigError` for a path that the operating system refuses to write when a run starts."""
     full = refused.errno in NO_ROOM
     hint = "free space, then run the same command" if full else "name a directory that can be written"
     return ConfigError("--run-dir", f"{path}: {refused.strerror or refused}", hint)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` whole: a reader, or a crash, sees the old file or the new one, never a part.
+    """Write `path` atomically: a reader, also after a crash, sees the old file or the new one, never a part.
 
-    An `OSError` names the file.
+    A raised `OSError` has the file's name.
     """
     partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
@@ -38,7 +38,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException as failed:
         partial.unlink(missing_ok=True)
         if isinstance(failed, OSError):
-            failed.filename = failed.filename or str(path)  # a write does not say of what
+            failed.filename = failed.filename or str(path)  # a failed write does not set it
         raise
     sync_folder(path.parent)
 
@@ -48,12 +48,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write `value` as indented JSON, whole; numbers that are not finite become null."""
+    """Write `value` atomically as indented JSON; non-finite numbers become null."""
     write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Raises `ConfigError` where it is not JSON or cannot be read, `FileNotFoundError` where there is none."""
+    """Raises `ConfigError` where the file cannot be read as JSON, `FileNotFoundError` where it does not exist."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, *names: str) -> dict[str, Any]:
-    """As `read_json`, of an object that has these names."""
+    """As `read_json`. Raises `ConfigError` too where the value is not an object with the keys `names`."""
     value = read_json(path)
     if not isinstance(value, dict) or not value.keys() >= set(names):
         raise ConfigError(str(path), f"no object with {', '.join(names) or 'names'}", DAMAGED)
@@ -73,7 +73,7 @@ def read_object(path: Path, *names: str) -> dict[str, Any]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the folder's own entries (names, renames) to disk."""
+    """Flush the folder's entries (names, renames) to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -94,14 +94,15 @@ def sync_tree(folder: Path) -> None:
 
 
 def to_row(row: Mapping[str, object]) -> str:
-    """One line of JSON with its newline; numbers that are not finite become null."""
+    """One line of JSON with its newline; non-finite numbers become null."""
     return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All whole rows; a last line without its newline was torn by a crash and is left out.
+    """All complete rows. A last line without a newline was torn by a crash and is skipped.
 
-    No file is no rows. Raises `ConfigError` naming the line where an earlier one is not an object of JSON.
+    Empty where the file does not exist. Raises `ConfigError` with the line number where another line is not a JSON
+    object.
     """
     if not path.exists():
         return []
@@ -122,9 +123,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> None:
-    """Add one row; a torn last line is cut off first, so that it never ends up in the middle.
+    """Append one row. A torn last line is removed first, so that the new row starts on its own line.
 
-    With `sync` it is on the disk afterwards, whatever happens to the machine.
+    With `sync` the row is flushed to disk before the function returns.
     """
     mend_rows(path)
     new = not path.exists()
@@ -138,7 +139,7 @@ def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> 
 
 
 def mend_rows(path: Path) -> None:
-    """Cut a torn last line off."""
+    """Remove a torn last line."""
     if not path.exists():
         return
     data = path.read_bytes()
@@ -147,7 +148,7 @@ def mend_rows(path: Path) -> None:
 
 
 def cut_rows(path: Path, *, stage: str, after_step: int) -> int:
-    """Drop the rows of `stage` whose step is beyond `after_step`, in one atomic rewrite; returns how many went."""
+    """Drop the rows of `stage` with a step above `after_step`, in one atomic rewrite; returns the number of rows."""
     mend_rows(path)
     rows = read_rows(path)
     kept = [row for row in rows if row.get("stage") != stage or row["step"] <= after_step]
@@ -157,7 +158,7 @@ def cut_rows(path: Path, *, stage: str, after_step: int) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for both."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

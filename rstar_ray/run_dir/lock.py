@@ -1,4 +1,4 @@
-"""Locks on files that keep a second process out of what one writes; they end with whoever holds them."""
+"""File locks that keep a second process from writing the same files; a lock ends with the process that holds it."""
 
 import fcntl
 from collections.abc import Callable, Generator
@@ -11,8 +11,8 @@ from rstar_ray.run_dir.durable import unwritable
 
 
 def lock(file: IO[str], what: Path, in_use: Callable[[], str]) -> None:
-    """Hold the open file until it is closed. Raises `ConfigError` where another process does, saying `in_use`, and
-    where the file system of `what` has no locks."""
+    """Lock the open file until it is closed. Raises `ConfigError` with the text of `in_use` where another process holds
+    the lock, and where the file system of `what` has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -25,9 +25,9 @@ def lock(file: IO[str], what: Path, in_use: Callable[[], str]) -> None:
 
 @contextmanager
 def written_alone(path: Path, by: str) -> Generator[None, None, None]:
-    """Keep a second process from writing this file too; `by` is what such a process would be.
+    """Lock a file against a second writer; `by` describes such a process in the message.
 
-    Raises `ConfigError` where there is one, and where the file cannot be written.
+    Raises `ConfigError` where another process holds the lock, and where the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder must hold: every file with its size and checksum, checked before a run resumes from it."""
+"""The manifest of a checkpoint: each file's size and checksum, which a run checks before it resumes from it."""
 
 import hashlib
 import json
@@ -16,68 +16,68 @@ from rstar_ray.run_dir.durable import read_json, write_json
 
 MANIFEST = "manifest.json"
 OWN_SHA256 = "sha256"
-"""In a manifest: the checksum of the rest of it."""
+"""Key in a manifest: the checksum of its other entries."""
 SET_ASIDE = "damaged-"
-"""How the name of a checkpoint's folder begins that was found damaged, and passed over."""
+"""Prefix of the folder of a quarantined checkpoint, which was found damaged."""
 DRIVER = "driver"
 MOST_READERS = 8
-"""Threads that read a checkpoint's files when it is checked: a storage of many nodes wants more than one."""
+"""Threads that read a checkpoint's files for a check: distributed storage needs more than one for its bandwidth."""
 _READ_BYTES = 2**20
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Of the errors of an operating system those that say what lies there; any other says that nobody can tell now."""
+"""Errors that prove that there is no such file. Any other `OSError` leaves the state of the file unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """What became of a file, as whoever wrote it has it."""
+    """A file's size and checksum, as reported by the process that wrote it."""
 
     num_bytes: int
     sha256: str
-    by: str = DRIVER  # who wrote it
+    by: str = DRIVER  # the process that wrote it
 
 
 class Unreadable(RStarError):
-    """A checkpoint is there and cannot be read now, which says nothing of what it holds."""
+    """A checkpoint cannot be read at the moment; it may be undamaged."""
 
 
 def unreadable(path: Path, refused: OSError) -> Unreadable:
     return Unreadable(
         f"{refused.filename or path} cannot be read ({refused.strerror or refused}), and the checkpoint may be whole: "
-        "see that its file system is there and lets this account read it; the same command then resumes"
+        "check that its file system is mounted and readable by this account; the same command then resumes"
     )
 
 
 def own_file(path: Path) -> WrittenFile:
-    """A file that this process wrote itself, as it lies there."""
+    """Size and checksum of a file that this process wrote."""
     return WrittenFile(num_bytes=path.stat().st_size, sha256=checksum(path))
 
 
 def write_manifest(folder: Path, *, stage: str, step: int, written: Mapping[str, WrittenFile] | None = None) -> None:
-    """List all that lies in the folder, as those said who wrote it, by its name below the folder.
+    """Write the manifest of all files in the folder, with the sizes and checksums that their writers reported.
 
-    Without `written` all of it is the driver's own. Raises `RStarError` for a file that nobody said to be whole, and
-    for one that is not there.
+    `written`: by name below the folder; None if the driver wrote all files. Raises `RStarError` for a file that no
+    writer reported, and for a reported file that does not exist.
     """
     there = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if written is None:
         written = {name: own_file(path) for name, path in there.items()}
     if missing := sorted(written.keys() - there.keys()):
         raise RStarError(f"{missing[0]} of {written[missing[0]].by} is not in {folder}")
-    if untold := sorted(there.keys() - written.keys()):
-        raise RStarError(f"{untold[0]} lies in {folder}, and nobody has said that it is whole")
+    if unreported := sorted(there.keys() - written.keys()):
+        raise RStarError(f"{unreported[0]} is in {folder}, but no writer reported its checksum")
     files = {name: {"bytes": w.num_bytes, "sha256": w.sha256, "by": w.by} for name, w in sorted(written.items())}
-    told = {"stage": stage, "step": step, "files": files}
-    write_json(folder / MANIFEST, told | {OWN_SHA256: _checksum_of(told)})
+    entries = {"stage": stage, "step": step, "files": files}
+    write_json(folder / MANIFEST, entries | {OWN_SHA256: _checksum_of(entries)})
 
 
 def checkpoint_name(stage: str, step: int) -> str:
-    """`stage1-step-000010`; trajectory files share the form."""
+    """`stage1-step-000010`; trajectory files are named in the same way."""
     assert re.fullmatch(r"[A-Za-z0-9_]+", stage), f"a stage is named by letters, digits and _: {stage!r}"
     return f"{stage}-step-{step:06d}"
 
 
 def writers(folder: Path) -> dict[str, int]:
-    """How many files of a whole folder each of its writers wrote."""
+    """Number of files by writer, of an undamaged folder."""
     counts: dict[str, int] = {}
     for expected in read_json(folder / MANIFEST)["files"].values():
         counts[expected["by"]] = counts.get(expected["by"], 0) + 1
@@ -85,9 +85,9 @@ def writers(folder: Path) -> dict[str, int]:
 
 
 def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
-    """What is wrong with the folder, naming the file and who wrote it; None where it is whole.
+    """The first fault of the folder, with the file and its writer; None where it is undamaged.
 
-    Raises `Unreadable` where that cannot be told now: a file that is there does not let itself be read.
+    Raises `Unreadable` where a file exists but cannot be read at the moment.
     """
     try:
         return _damage(folder, sizes_only=sizes_only)
@@ -97,10 +97,10 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
 
 def _damage(folder: Path, *, sizes_only: bool) -> str | None:
     try:
-        told: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-        if wrong := _odd(told, folder):
-            return f"its {MANIFEST} {wrong}"
-        listed: dict[str, dict[str, Any]] = told["files"]
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        if fault := _manifest_fault(manifest, folder):
+            return f"its {MANIFEST} {fault}"
+        listed: dict[str, dict[str, Any]] = manifest["files"]
         expected = {name: (entry["bytes"], entry["sha256"], _of(entry["by"])) for name, entry in listed.items()}
         for name, (num_bytes, _, of) in expected.items():
             size = _size(folder / name)
@@ -122,25 +122,25 @@ def _damage(folder: Path, *, sizes_only: bool) -> str | None:
     return None
 
 
-def _odd(told: dict[str, Any], folder: Path) -> str | None:
-    """What shows, without a look at the files, that the manifest is not what was written, or of another folder."""
-    rest = {name: value for name, value in told.items() if name != OWN_SHA256}
-    if told.keys() != {"stage", "step", "files", OWN_SHA256}:
-        return f"has other names than stage, step, files and {OWN_SHA256}"
-    if told[OWN_SHA256] != _checksum_of(rest):
+def _manifest_fault(manifest: dict[str, Any], folder: Path) -> str | None:
+    """A fault that shows without reading the files: the manifest was changed, or belongs to another folder."""
+    rest = {name: value for name, value in manifest.items() if name != OWN_SHA256}
+    if manifest.keys() != {"stage", "step", "files", OWN_SHA256}:
+        return f"has other keys than stage, step, files and {OWN_SHA256}"
+    if manifest[OWN_SHA256] != _checksum_of(rest):
         return "is not what was written: its own checksum differs"
     stage, _, step = folder.name.removeprefix(SET_ASIDE).rpartition("-step-")
-    if told["stage"] != stage or f"{told['step']:06d}" != step:
-        return f"is of step {told['step']} of {told['stage']}, which its folder's name does not say"
+    if manifest["stage"] != stage or f"{manifest['step']:06d}" != step:
+        return f"is of step {manifest['step']} of {manifest['stage']}, which is not its folder's name"
     return None
 
 
-def _checksum_of(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _checksum_of(entries: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def _size(path: Path) -> int | None:
-    """None where there is no such file."""
+    """Size in bytes; None where there is no such file."""
     try:
         status = path.stat()
     except _NO_FILE:

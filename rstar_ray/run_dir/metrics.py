@@ -1,4 +1,4 @@
-"""The numbers of one step, and the log that writes them to `metrics.jsonl` and every sink.
+"""The metrics of one step, and the log that writes them to `metrics.jsonl` and every sink.
 
 Names, units and meanings are those of `rstar_ray/telemetry/registry.py`.
 """
@@ -22,7 +22,7 @@ from rstar_ray.trajectory import StopReason, TrajectorySummary
 log = logging.getLogger(__name__)
 
 PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")
-"""Parts of a step; `other_s` is the rest of it."""
+"""Parts of a step; `other_s` is the remainder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,10 @@ class BalancerStats:
     values: Mapping[str, float]  # the registry's `balancer/...`
     rule: str
     quarantined: tuple[str, ...] = ()  # replicas that get no new rollouts, each with the reason
-    faults: tuple[str, ...] = ()  # counters that were not back to zero at the step's end
-    held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # that its queue stood still, by reason
+    faults: tuple[str, ...] = ()  # counters that were not zero at the step's end
+    held_s: Mapping[str, float] = field(
+        default_factory=dict[str, float]
+    )  # time in which its queue was blocked, by reason
 
     @property
     def details(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def step_metrics(
     if calls_in_correct:
         errors = {"tool_error_rate_correct": sum(summary.num_failed for summary in correct) / calls_in_correct}
     rollout_s = seconds["rollout_s"]
-    sampling_s = seconds["step_s"] if staleness else rollout_s  # with a staleness engines sample all the time
+    sampling_s = seconds["step_s"] if staleness else rollout_s  # with staleness, engines sample all the time
     seconds = {**seconds, **share_rollout_time(rollout_s, summaries)}
     values: dict[str, float] = {
         "reward_mean": _mean([summary.reward for summary in summaries]),
@@ -139,8 +141,8 @@ def step_metrics(
 
 
 def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> dict[str, float]:
-    """How many updates the weights that sampled the tokens of these rollouts lie behind the learner's: mean, largest,
-    and the share of each age. Empty without a token."""
+    """Age of the sampled tokens, as the number of updates by which their weights are behind the learner's: mean,
+    largest, and the share of each age. Empty without a token."""
     tokens: Counter[int] = Counter()
     for summary in summaries:
         for version, count in summary.version_tokens:
@@ -155,7 +157,7 @@ def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> 
 
 
 def calls_by_tool(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """For each called tool, calls per rollout and the share of them that failed."""
+    """For each called tool, calls per rollout and the share of failed calls."""
     calls, failed = Counter[str](), Counter[str]()
     for summary in summaries:
         for tool, outcome in zip(summary.tools, summary.outcomes, strict=False):  # no tools: not recorded
@@ -177,7 +179,7 @@ def reward_components(summaries: Sequence[TrajectorySummary]) -> dict[str, float
 
 
 def longest_rollout(summaries: Sequence[TrajectorySummary]) -> dict[str, Any] | None:
-    """The rollout that took most seconds, its wait for a replica apart; None without a rollout."""
+    """The rollout that took longest, without its wait for a replica; None without a rollout."""
     if not summaries:
         return None
     longest = max(summaries, key=lambda summary: summary.generate_s + summary.tool_s + summary.verify_s)
@@ -194,7 +196,7 @@ def longest_rollout(summaries: Sequence[TrajectorySummary]) -> dict[str, Any] | 
 
 
 def _by_group(summaries: Sequence[TrajectorySummary]) -> dict[str, list[bool]]:
-    """Which siblings are correct, by group."""
+    """Whether each sibling is correct, by group."""
     groups: dict[str, list[bool]] = {}
     for summary in summaries:
         groups.setdefault(summary.group_id, []).append(is_correct(summary))
@@ -207,7 +209,7 @@ def is_correct(summary: TrajectorySummary) -> bool:
 
 
 def share_rollout_time(rollout_s: float, summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """Share the wall seconds of the rollout phase among generation, tools and verification.
+    """Divide the wall seconds of the rollout phase among generation, tools and verification.
 
     Rollouts overlap, so no phase has separate wall seconds; each gets the share that the
     rollouts, summed, spent in it. The three add up to `rollout_s`.
@@ -251,7 +253,7 @@ class MetricsLog:
         print_every: int = 1,
         projects: Mapping[str, str] | None = None,
     ) -> None:
-        """`projects`: of each external sink to write to (`sinks.projects`); TensorBoard's files are always written."""
+        """`projects`: project by external sink (`sinks.projects`); TensorBoard's files are always written."""
         self._path = run_path / "metrics.jsonl"
         self._run_path = run_path
         self._projects = projects or {}
@@ -324,13 +326,13 @@ OLD_NAMES = {
     "balancer/recomputed_tokens": "balancer/num_recomputed_tokens",
     "balancer/risk": "balancer/preemption_risk",
 }
-"""Names in rows of `metrics.jsonl` and `evaluations.jsonl` written before 25 November 2026, and today's."""
+"""Names in rows of `metrics.jsonl` and `evaluations.jsonl` written before 25 November 2026, and current names."""
 OLD_SECTIONS = ("balancer", "publish", "memory_bytes")
 """Objects in such rows whose numbers now have separate keys: `publish/load_s`."""
 
 
 def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.jsonl` of any age under today's names. A metric without a value in this step is None."""
+    """A row of `metrics.jsonl` of any version, with current names. A metric without a value in this step is None."""
     flat = {name: value for name, value in row.items() if name not in OLD_SECTIONS}
     for section in OLD_SECTIONS:
         inside: Mapping[str, Any] = row.get(section) or {}

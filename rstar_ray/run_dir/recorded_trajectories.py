@@ -1,4 +1,4 @@
-"""Recorded trajectories as the records they came from: tokens, log-probs, versions, and what resampling reads."""
+"""Conversion of recorded trajectories to `Trajectory`: tokens, log-probs, versions, and the fields for resampling."""
 
 from dataclasses import replace
 from itertools import chain
@@ -14,20 +14,23 @@ from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySumm
 
 
 def recorded_trajectories(path: Path) -> list[Trajectory]:
-    """In the order of the file. Raises `ConfigError` where it is not there, or lacks what a learner needs."""
+    """Trajectories in the order of the file. Raises `ConfigError` where it does not exist, or lacks a field that a
+    learner needs."""
     if not path.exists():
-        raise ConfigError("--step", f"{path} does not exist", "see trajectories/ in the run directory for those kept")
+        raise ConfigError(
+            "--step", f"{path} does not exist", "see trajectories/ in the run directory for recorded steps"
+        )
     rows, hint = read_rows(path), "record the step with this version of rstar_ray"
     try:
         return [recorded_trajectory(row) for row in rows]
     except KeyError as lacks:
         raise ConfigError("--step", f"{path} has no {lacks.args[0]}", hint) from lacks
     except (TypeError, ValueError) as other:
-        raise ConfigError("--step", f"{path} has a row of another form ({other})", hint) from other
+        raise ConfigError("--step", f"{path} has a malformed row ({other})", hint) from other
 
 
 def recorded_trajectory(row: dict[str, Any]) -> Trajectory:
-    """One row of a trajectory file; log-probs are as exact as the file has them. Raises `KeyError`."""
+    """One row of a trajectory file; log-probs have the file's precision. Raises `KeyError` for a missing field."""
     turns = row["turns"]
     response = [part for turn in turns for part in (turn["completion_ids"], turn["tool_ids"])]
     mask = [sampled for turn in turns for sampled in (True, False) for _ in turn[_IDS[sampled]]]

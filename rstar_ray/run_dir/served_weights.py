@@ -1,7 +1,7 @@
-"""The weights that each step of a stage left, in the journal: `weights.jsonl`, a row for each step that has ended.
+"""The weights after each step of a stage, in the journal: `weights.jsonl`, one row per completed step.
 
-Rollouts under newer weights have tokens of several versions. A resumed run keeps a turn where it knows the
-checksum of every version that sampled it, and repeats as many steps as are on record here.
+Rollouts that continue under newer weights have tokens of several versions. A resumed run keeps a turn if it knows the
+checksum of every version that sampled it, and repeats as many steps as are recorded here.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ WEIGHTS = "weights.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWeights:
-    """The weights that serve once a step has ended."""
+    """The weights that are served after a step."""
 
     stage: str
     step: int
@@ -27,23 +27,23 @@ class WeightsRecord:
     """The rows of one stage."""
 
     def __init__(self, journal: Path, stage: str) -> None:
-        """Without a row where the file cannot be read: turns of several versions are then sampled again."""
+        """Empty where the file cannot be read: turns of several versions are then sampled again."""
         self._journal = journal
         self._stage = stage
         self._rows = {row.step: row for row in read_weights(journal) if row.stage == stage}
 
     @property
     def last_step(self) -> int:
-        """The last that has ended in any start of the run; 0 where none is on record."""
+        """The last step that any launch of the run completed; 0 where no step is recorded."""
         return max(self._rows, default=0)
 
     def version(self, step: int) -> int | None:
-        """After this step; None where it is not on record."""
+        """Version after this step; None where the step is not recorded."""
         row = self._rows.get(step)
         return row.version if row else None
 
     def note(self, step: int, version: int, checksum: int) -> None:
-        """The step has ended. Rows of it and later steps that led to other weights are removed."""
+        """Record a completed step. If its weights differ from an earlier record, rows from this step on are removed."""
         row = StepWeights(stage=self._stage, step=step, version=version, checksum=checksum)
         if self._rows.get(step) == row:
             return
@@ -57,7 +57,7 @@ class WeightsRecord:
 
 
 def read_weights(journal: Path) -> list[StepWeights]:
-    """All rows; none where the file is not there or is damaged."""
+    """All rows; empty where the file does not exist or is damaged."""
     try:
         return [StepWeights(**row) for row in read_rows(journal / WEIGHTS)]
     except (ConfigError, TypeError):

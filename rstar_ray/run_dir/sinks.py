@@ -1,4 +1,4 @@
-"""Sinks of a step's metrics beside `metrics.jsonl`: TensorBoard's event files, Weights & Biases, Trackio and MLflow."""
+"""Further sinks of a step's metrics: TensorBoard's event files, Weights & Biases, Trackio and MLflow."""
 
 import time
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class WeightsAndBiases:
 class Trackio:
     """A run of Trackio for each stage, in a group per run directory.
 
-    Trackio keeps runs on this machine (`trackio show`), or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
+    Trackio stores runs on this machine (`trackio show`), or on the server of TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
     """
 
     def __init__(self, run_path: Path, *, project: str, stage: str) -> None:
@@ -121,7 +121,7 @@ class MLflow:
 
 
 Sink = TensorBoard | WeightsAndBiases | Trackio | MLflow
-"""Takes the metrics of one stage, each step once and in order. The caller handles its failures."""
+"""Receives the metrics of one stage, each step once and in order. The caller handles its failures."""
 EXTERNAL = {"wandb": WeightsAndBiases, "trackio": Trackio, "mlflow": MLflow}
 """By option of `TelemetryConfig` and Python package, which have the same name. The option's value is the project."""
 

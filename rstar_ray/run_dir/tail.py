@@ -1,4 +1,4 @@
-"""Rows of JSON in a file that another process may be appending to, read as they come."""
+"""Incremental reading of rows of JSON from a file that another process may be appending to."""
 
 import json
 import os
@@ -7,8 +7,8 @@ from typing import Any, BinaryIO
 
 
 class GrowingRows:
-    """Rows that have the names `needs`, as far as they are whole. Another line is left out and told of; a torn last one
-    is not looked at yet."""
+    """Rows with the keys `needs`. Any other line is skipped and listed in `faults`. A last line without a newline is
+    read later, when it is complete."""
 
     def __init__(self, path: Path, *needs: str) -> None:
         self._path = path
@@ -20,14 +20,14 @@ class GrowingRows:
         self.faults: list[str] = []
 
     def read(self) -> bool:
-        """Take what is new; True where there was something. A file that was replaced is read from its start."""
+        """Read new rows; True if rows or faults changed. A file that was replaced is read from its start."""
         try:
             with self._path.open("rb") as file:
                 return self._take(file)
         except FileNotFoundError:
-            had = bool(self.rows)
+            had_rows = bool(self.rows)
             self._forget()
-            return had
+            return had_rows
         except OSError as refused:
             self._forget()
             self.faults.append(f"{self._path.name} cannot be read ({refused.strerror})")

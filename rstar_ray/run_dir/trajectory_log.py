@@ -1,4 +1,4 @@
-"""Trajectories as people and programs read them: one JSON object per line, the text and the tokens behind it."""
+"""Readable trajectories: one JSON object per line, with text and tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from rstar_ray.run_dir.durable import to_row, write_text
 from rstar_ray.trajectory import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids to text with the special tokens left in."""
+"""Token ids to text, including special tokens."""
 NOTHING_SEEN: Mapping[str, SeenTokens] = MappingProxyType({})
 _MOST_TOKENS_A_CHARACTER = 4
 """Bytes of a character in UTF-8."""
@@ -28,7 +28,7 @@ def readable(
 ) -> dict[str, Any]:
     """One trajectory with its text; `labels` (stage, step, ...) come first in the object.
 
-    `seen`: what the learner saw of its tokens, where it was trained on.
+    `seen`: the learner's values for its tokens, if it was trained on.
     """
     summary, problem = trajectory.summary, trajectory.problem
     return {
@@ -88,14 +88,15 @@ def _turns(trajectory: Trajectory, decode: Decode, seen: SeenTokens | None) -> I
 
 
 def _short(values: NDArray[np.float32]) -> list[float | None]:
-    """To three digits, whatever their size; None where one is no number."""
+    """Values with three significant digits; None for non-finite ones."""
     return [float(f"{value:.3g}") if isfinite(value) else None for value in values.tolist()]
 
 
 def token_chars(token_ids: Sequence[int], text: str, single: Callable[[int], str], decode: Decode) -> list[int] | None:
-    """Characters that each token adds to `text`; of one that several tokens spell, all stand with the last of them.
+    """Number of characters that each token adds to `text`. A character that several tokens encode counts at the last.
 
-    `single` decodes one token. None where the pieces are not the text, as with tokenizers that drop spaces.
+    `single` decodes one token. None where the decoded pieces do not join to the text, as with tokenizers that drop
+    spaces.
 
     >>> token_chars([0, 1, 2], "ab c", ["a", "b ", "c"].__getitem__, None)
     [1, 2, 1]
@@ -139,7 +140,7 @@ def write_trajectories(
     seen: Mapping[str, SeenTokens] = NOTHING_SEEN,
     **labels: object,
 ) -> None:
-    """Write `path` (jsonl) whole, in place of an earlier one; `seen` by rollout id."""
+    """Write `path` (jsonl) atomically, replacing an earlier file; `seen` by rollout id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = (readable(one, decode, seen.get(one.summary.rollout_id), **labels) for one in trajectories)
     write_text(path, "".join(map(to_row, rows)))

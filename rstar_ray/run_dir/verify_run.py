@@ -1,4 +1,4 @@
-"""A run directory looked through: checkpoints by their checksums, stages by their ends, steps by their rows."""
+"""Checks of a run directory: checksums of checkpoints, ends of stages, and a row for each step."""
 
 import logging
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ WITHOUT_ROLLOUTS = "sft"
 
 
 def faults(path: Path) -> list[str]:
-    """What is wrong, a line each; what was looked at and is whole is logged."""
+    """One line per fault. Undamaged checkpoints and complete tables are logged."""
     run_dir = RunDir(path)
     whole, of_checkpoints = _checkpoints(run_dir)
     ended, of_ends = _ends(run_dir, whole)
@@ -37,7 +37,7 @@ def faults(path: Path) -> list[str]:
 
 
 def _checkpoints(run_dir: RunDir) -> tuple[Steps, list[str]]:
-    """Steps of the whole ones, and what is wrong with the others."""
+    """Steps of the undamaged checkpoints, and the faults of the others."""
     whole, found = Steps(), list[str]()
     for folder in sorted(run_dir.checkpoints_path.glob("*")) if run_dir.checkpoints_path.is_dir() else ():
         if folder.name.startswith("."):
@@ -58,7 +58,7 @@ def _checkpoints(run_dir: RunDir) -> tuple[Steps, list[str]]:
 
 
 def _ends(run_dir: RunDir, whole: Steps) -> tuple[Steps, list[str]]:
-    """The step at which each finished stage ended, and what is wrong with these ends."""
+    """The step at which each finished stage ended, and faults of these ends."""
     ended, found = Steps(), list[str]()
     for marker in sorted((run_dir.path / "finished").glob("*.json")):
         try:
@@ -69,14 +69,14 @@ def _ends(run_dir: RunDir, whole: Steps) -> tuple[Steps, list[str]]:
         if isinstance(step, int):
             ended[stage] = [step]
         if step not in whole.get(stage, []):
-            found.append(f"{stage} finished at step {step}, but that checkpoint is not there or not whole")
+            found.append(f"{stage} finished at step {step}, but that checkpoint is missing or damaged")
     return ended, found
 
 
 def _metrics(run_dir: RunDir, reached: Mapping[str, int]) -> tuple[Steps, list[str]]:
-    """In metrics.jsonl every stage has each step from 1 on once, at least up to the one that it has `reached`.
+    """Check that metrics.jsonl has each step of a stage once, from 1 to at least the step that it has `reached`.
 
-    Returns the steps that it has, and what is wrong with them.
+    Returns the steps by stage, and faults.
     """
     table = GrowingRows(run_dir.path / "metrics.jsonl", "stage", "step")
     table.read()
@@ -87,9 +87,9 @@ def _metrics(run_dir: RunDir, reached: Mapping[str, int]) -> tuple[Steps, list[s
     for stage, steps in logged.items():
         if steps != list(range(1, len(steps) + 1)):
             odd = next(step for position, step in enumerate(steps, start=1) if step != position)
-            found.append(f"metrics.jsonl: the steps of {stage} are not 1, 2, 3, ...: {odd} stands out of turn")
+            found.append(f"metrics.jsonl: the steps of {stage} are not 1, 2, 3, ...: {odd} is out of order")
         elif reached.get(stage, 0) > len(steps):
-            found.append(f"metrics.jsonl: {stage} has {len(steps)} steps, and has gone through {reached[stage]}")
+            found.append(f"metrics.jsonl: {stage} has {len(steps)} steps, but completed {reached[stage]}")
         else:
             log.info(f"metrics of {stage}: {len(steps)} steps, each once")
     return logged, found

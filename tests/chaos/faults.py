@@ -363,7 +363,7 @@ def _of_the_driver() -> list[Kind]:
         ),
         Kind(
             name="SIGKILL driver, a torn row of the ledger",
-            fault=damaged("ledger.jsonl", lambda data: data[:-9]), says=("the row is gone", *again), ends=True,
+            fault=damaged("ledger.jsonl", lambda data: data[:-9]), says=("the row is missing", *again), ends=True,
         ),
     ]  # fmt: skip
 

@@ -81,7 +81,7 @@ def test_a_context_too_short_for_more_than_a_few_is_refused(tmp_path: Path):
             "--tools.environments own_environment:Mastermind --data.mix rare=1",
             r"--data\.mix: no problem has the family",
         ),
-        ("--data.mix rare=1 other=2 --data.mix-floor 100", r"--data\.mix-floor: 100 for each source are 200 problems"),
+        ("--data.mix rare=1 other=2 --data.mix-floor 100", r"--data\.mix-floor: 100 per source are 200 problems"),
     ],
 )
 def test_environments_and_sources_that_are_not_there_are_refused(tmp_path: Path, options: str, refused: str):
@@ -140,8 +140,8 @@ def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_dam
         run([config])
     assert str(refused.value) == (
         f"--run-dir: {end}, where stage1 ended, is not whole: progress.json is not what was written: its checksum "
-        f"differs. Hint: bring it back from a copy, or delete {run_dir.path / 'finished' / 'stage1.json'}, and "
-        "the stage's rest is trained again"
+        f"differs. Hint: restore it from a backup, or delete {run_dir.path / 'finished' / 'stage1.json'} "
+        "to train the rest of the stage again"
     )
 
 

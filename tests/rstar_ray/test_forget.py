@@ -72,7 +72,7 @@ async def test_without_yes_it_is_only_said_what_would_go(tmp_path: Path, capsys:
     whole = files(tmp_path)
     assert forget(tmp_path, "stage2") == 2 and files(tmp_path) == whole
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "nothing is removed yet: give --yes too"
+    assert said[-1] == "nothing was removed. Hint: add --yes to remove it"
     assert {"would remove finished/stage2.json", "would remove 2 rows of ledger.jsonl"} < {*said}
     assert "would remove stage2 from config.json" in said and not any("stage1" in line for line in said)
     assert forget(tmp_path, "stage2", "--yes") == 0
@@ -86,8 +86,8 @@ async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
     whole = files(tmp_path)
     assert forget(tmp_path, "stage1", "--yes") == 2 and files(tmp_path) == whole
     assert capsys.readouterr().err == (
-        f"error: --stage: stage2 of {tmp_path} started from what stage1 left. Hint: forget stage2 first, or name a new "
-        "directory for stage1\n"
+        f"error: --stage: stage2 of {tmp_path} started from the checkpoint of stage1. Hint: forget stage2 first, or "
+        "name a new directory for stage1\n"
     )
     with RunDir.open(tmp_path, "stage3", asdict(replace(SMALL, stage="stage3"))):
         pass  # a command of several stages claims it for all of them

@@ -197,7 +197,7 @@ def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room
 
 def test_a_file_that_nobody_said_to_be_whole_is_no_part_of_a_checkpoint(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        untold = pytest.raises(RStarError, match=r"state-1 lies in .*, and nobody has said that it is whole")
+        untold = pytest.raises(RStarError, match=r"state-1 is in .*, but no writer reported its checksum")
         with untold, run_dir.write_checkpoint("stage1", 10, written={}) as folder:
             (folder / "state-1").write_text("wei")
         assert names(run_dir.checkpoints_path) == []
@@ -273,8 +273,8 @@ NOT_WRITTEN = "is not what was written: its own checksum differs"
 CHANGED = {
     "a digit": (b'"step": 20', b'"step": 60', NOT_WRITTEN),
     "the stage": (b'"stage1"', b'"stage2"', NOT_WRITTEN),
-    "a key": (b'"step"', b'"stew"', "has other names than stage, step, files and sha256"),
-    "its own checksum's name": (b'"sha256": "', b'"sha257": "', "has other names than stage, step, files and sha256"),
+    "a key": (b'"step"', b'"stew"', "has other keys than stage, step, files and sha256"),
+    "its own checksum's name": (b'"sha256": "', b'"sha257": "', "has other keys than stage, step, files and sha256"),
 }
 
 
@@ -327,7 +327,7 @@ def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_anoth
     (folders / "stage1-step-000010").rename(folders / "damaged-stage1-step-000010")
     (folders / "stage1-step-000020").rename(folders / "stage1-step-000030")
     assert (
-        "checkpoint stage1-step-000030: its manifest.json is of step 20 of stage1, which its folder's name does not say"
+        "checkpoint stage1-step-000030: its manifest.json is of step 20 of stage1, which is not its folder's name"
     ) in faults(tmp_path)
     assert logged == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
 
@@ -422,8 +422,8 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
     for fault in (
         "checkpoint stage1-step-000001: rank0/state.pt is not what was written: its checksum differs",
         "checkpoint stage1-step-000002: rank0/state.pt is missing",
-        "stage1 finished at step 2, but that checkpoint is not there or not whole",
-        "metrics.jsonl: the steps of stage1 are not 1, 2, 3, ...: 1 stands out of turn",
+        "stage1 finished at step 2, but that checkpoint is missing or damaged",
+        "metrics.jsonl: the steps of stage1 are not 1, 2, 3, ...: 1 is out of order",
         "4 faults",
     ):
         assert fault in said
@@ -479,11 +479,11 @@ def test_rows_that_are_gone_are_missed_by_the_checkpoints_and_the_rows_beside_th
 
     assert found(in_metrics=3, in_ledger=3) == []
     assert found(in_metrics=4, in_ledger=3) == []  # killed between the two
-    gone = "ledger.jsonl: stage1 has no row of step {}, which the run has gone through"
+    gone = "ledger.jsonl: stage1 has no row of step {}, which the run has completed"
     assert found(in_metrics=3, in_ledger=2) == [gone.format("3")]
     assert found(in_metrics=12, in_ledger=3) == [gone.format("4, 5, 6, 7, 8 and 3 more")]
     assert found(in_metrics=3, in_ledger=0) == [gone.format("1, 2, 3")]
-    short = "metrics.jsonl: stage1 has {} steps, and has gone through 3"
+    short = "metrics.jsonl: stage1 has {} steps, but completed 3"
     assert found(in_metrics=2, in_ledger=3) == [short.format(2)]
     assert found(in_metrics=0, in_ledger=3) == [short.format(0)]
 

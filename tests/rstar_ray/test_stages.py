@@ -194,7 +194,7 @@ async def test_a_ledger_that_may_hold_rows_of_steps_that_are_done_again_ends_the
     config, policy = stage("stage1", steps=3), SkilledPolicy()
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "ledger.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
-        with pytest.raises(ConfigError, match=r"ledger\.jsonl, line 2: not JSON .* Hint: bring it back from a copy"):
+        with pytest.raises(ConfigError, match=r"ledger\.jsonl, line 2: not JSON .* Hint: restore it from a backup"):
             await run_rl(config, adding_problems(40), fake_context(policy, run_dir=run_dir))
     assert policy.policy_version == 0 and not (tmp_path / "run" / "metrics.jsonl").exists()
 
