@@ -1,1 +1,3 @@
-"""What a run tells of itself while it goes: every metric by name, and how it is set. Knows no Ray, no Prometheus."""
+"""Metrics and traces of a running run: the registry of metrics, and how they are set. Imports neither Ray nor
+Prometheus.
+"""

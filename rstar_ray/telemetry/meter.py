@@ -19,11 +19,11 @@ OpenFn = Callable[[Metric], RecordFn]
 class Meter:
     """Sets metrics by their exported names. Without `open_instrument` it does nothing, at almost no cost.
 
-    Use one per process and run: two would count the same twice in `reached`.
+    Use one per process and run: with two, `reached` would count the same increase twice.
     """
 
     def __init__(self, open_instrument: OpenFn | None = None, *, run: str = "") -> None:
-        self.run = run  # the label that all its metrics have
+        self.run = run  # the label `run` of all its metrics
         self._open = open_instrument
         self._instruments: dict[str, RecordFn] = {}
         self._reached: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -54,7 +54,7 @@ class Meter:
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """Around code that reads values to export: a failure is logged, and the export stops."""
+        """Wraps code that reads values to export: a failure is logged, and the export stops."""
         failed = True
         with best_effort("the export of metrics"):
             yield
@@ -75,7 +75,7 @@ class Meter:
 
 
 def declared(name: str, kind: Kind, labels: Mapping[str, str]) -> Metric:
-    """The registry's entry. Raises `ValueError` for another name, kind or labels."""
+    """The registry's entry. Raises `ValueError` for an unknown name, or a different kind or labels."""
     metric = BY_EXPORTED_NAME.get(name)
     if metric is None or metric.kind is not kind or set(metric.labels) != set(labels):
         raise ValueError(f"no {kind} {name} with the labels {sorted(labels)} is declared")

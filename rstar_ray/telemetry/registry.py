@@ -1,13 +1,13 @@
-"""Every metric of a run, one entry each: name, unit, meaning, kind, and how several values become one.
+"""Every metric of a run, one entry each: name, unit, meaning, kind, and reduction of several values.
 
-Step metrics are the numbers of one training step. They travel as `dict[str, float]` keyed by `Metric.name`, and loops
-over this table bring them to `metrics.jsonl`, the console line, TensorBoard, Weights & Biases, Prometheus and the
-report. To add a metric, put its value into the dict where it is computed and add its entry here.
+Step metrics describe one training step. They are passed as `dict[str, float]` keyed by `Metric.name`, and loops over
+this table write them to `metrics.jsonl`, the console line, TensorBoard, Weights & Biases, Prometheus and the report. To
+add a metric, put its value into the dict where it is computed and add its entry here.
 
-Process metrics describe a process while it runs. The process sets them itself (`Meter`), and Prometheus gets them.
+Process metrics describe a process while it runs. The process sets them itself (`Meter`), for Prometheus only.
 
-In Prometheus a metric is called `rstar_<name>`, with `_` for `/`, and `_total` behind a counter; Ray puts `ray_` before
-it. Every metric has the label `run`, the name of the run directory.
+In Prometheus a metric is called `rstar_<name>`, with `_` for `/` and the suffix `_total` for a counter; Ray adds the
+prefix `ray_`. Every metric has the label `run`, the name of the run directory.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What Prometheus calls it."""
+    """Metric type in Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -24,9 +24,9 @@ class Kind(StrEnum):
 
 
 class Reduction(StrEnum):
-    """How the values of several micro batches, updates or steps become one.
+    """How the values of several micro batches, updates or steps are combined.
 
-    The loss hands out sums over tokens for a metric with `MEAN`; the learner divides them by the number of tokens.
+    The loss returns sums over tokens for a metric with `MEAN`; the learner divides them by the number of tokens.
     """
 
     MEAN = "mean"
@@ -46,9 +46,9 @@ class Metric:
     unit: str = ""
     kind: Kind = Kind.GAUGE
     reduction: Reduction = Reduction.LAST
-    labels: tuple[str, ...] = ()  # beside `run`
+    labels: tuple[str, ...] = ()  # in addition to `run`
     boundaries: tuple[float, ...] = ()  # of a histogram's buckets
-    console: str = ""  # how the console line shows it; empty: it does not
+    console: str = ""  # format in the console line; empty: not shown
 
     @property
     def exported_name(self) -> str:
@@ -123,7 +123,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     ),
     _rollouts("calls_in_correct", SUM, "tool calls in correct rollouts"),
     _rollouts("response_tokens_mean", MEAN, "tokens after the prompt, per rollout", "tokens", "{:,.0f} tokens"),
-    _rollouts("frac_truncated", MEAN, "rollouts that a token budget cut", "fraction", "truncated {:.1%}"),
+    _rollouts("frac_truncated", MEAN, "rollouts truncated by a token budget", "fraction", "truncated {:.1%}"),
     _rollouts(
         "frac_max_turns",
         MEAN,
@@ -137,19 +137,21 @@ STEP_METRICS: tuple[Metric, ...] = (
     _by("tool_error_rate", "tool", "failed calls of a tool", unit="fraction"),
     _by("reward_component", "component", "component of the reward, as the reward function returned it"),
     _rollouts("rollouts", SUM, "rollouts that finished"),
-    _rollouts("trained_trajectories", SUM, "trajectories that the update was taken on"),
-    _counted("tokens_generated", "tokens sampled by the policy; tool results are not", "tokens"),
+    _rollouts("trained_trajectories", SUM, "trajectories in the update"),
+    _counted("tokens_generated", "tokens sampled by the policy, without tool results", "tokens"),
     _rollouts("tokens_per_s", MEAN, "tokens per second: sampled (RL), trained on (SFT)", "tokens/s", "{:,.0f} tok/s"),
-    _counted("new_lines", "lines of tokens that agents began beside the first of a rollout (docs/agents.md)"),
+    _counted("new_lines", "lines of tokens that agents began in addition to the first of a rollout (docs/agents.md)"),
     _counted("restarts", "rollouts started again because a tool had lost its state"),
     _counted("judge_retries", "reward computations that hung or crashed and were retried"),
-    _rollouts("policy_version", LAST, "optimizer steps behind the weights published after the step"),
+    _rollouts("policy_version", LAST, "version of the weights published after the step, in optimizer steps"),
     _rollouts("policy_version_min", MIN, "oldest weights that sampled a token of the step"),
     _rollouts("policy_version_max", MAX, "newest weights that sampled a token of the step"),
-    _rollouts("token_age_mean", MEAN, "updates that the weights behind a trained token lie behind the learner's"),
+    _rollouts(
+        "token_age_mean", MEAN, "updates by which the weights that sampled a trained token are behind the learner's"
+    ),
     _rollouts("token_age_max", MAX, "the same, largest; at most --staleness times the updates of a step"),
     _by("token_age_frac", "age", "trained tokens by age", unit="fraction"),
-    # -- wall time of the step; generate, tools and verify share out the rollout phase
+    # -- wall time of the step; generate, tools and verify divide the rollout phase
     _seconds("step_s", "whole step"),
     _seconds("rollout_s", "first submission to last verified trajectory"),
     _seconds("generate_s", "part of the rollout phase in which engines sampled", console="generate {:.1f} s"),
@@ -164,9 +166,9 @@ STEP_METRICS: tuple[Metric, ...] = (
     _update("val_loss", LAST, "loss on held-back conversations (SFT)", "nats", "val loss {:.4f}"),
     _update("grad_norm", MEAN, "gradient norm over all weights, before clipping"),
     _update("entropy", MEAN, "entropy of the policy's next token", "nats"),
-    _update("clip_frac", MEAN, "tokens whose objective the loss bounds", "fraction"),
-    _update("clip_frac_positive", MEAN, "those of them with a positive advantage, of all tokens", "fraction"),
-    _update("clip_frac_negative", MEAN, "those of them with a negative advantage or 0, of all tokens", "fraction"),
+    _update("clip_frac", MEAN, "tokens whose objective the loss clips or masks", "fraction"),
+    _update("clip_frac_positive", MEAN, "clipped tokens with a positive advantage, of all tokens", "fraction"),
+    _update("clip_frac_negative", MEAN, "clipped tokens with a negative advantage or 0, of all tokens", "fraction"),
     _update("logprob_diff_mean", MEAN, "|old_logprobs - rollout_logprobs|: learner against engine", "nats"),
     _update("logprob_diff_max", MAX, "the same, largest", "nats"),
     _update("kl_sampler", MEAN, "k3 estimate of KL(sampler || policy before the update)", "nats"),
@@ -183,7 +185,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     _counted("input_tokens", "tokens through the model, without padding", "tokens", "learner"),
     _step("padding_frac", MEAN, "padding in the model's input", group="learner", unit="fraction"),
     _seconds("update_s", "optimizer steps, without the transfer of the rows", "learner"),
-    _counted("updates_refused", "updates not applied because they were not finite", group="learner"),
+    _counted("updates_refused", "updates not applied because loss or gradient was not finite", group="learner"),
     # -- the transfer of the weights; the slowest replica counts
     _seconds("publish/gather_s", "ranks gather the weights", "publish"),
     _seconds("publish/move_s", "weights into the shared memory of the engine's node", "publish"),
@@ -191,12 +193,12 @@ STEP_METRICS: tuple[Metric, ...] = (
     _step("publish/num_bytes", LAST, "size of the weights", group="publish", unit="bytes"),
     _step("publish/copies", LAST, "copies in shared memory, one per node", group="publish"),
     # -- placement of the rollouts; utilisation is of all replicas' KV caches together
-    _balancer("queue_len_max", MAX, "rollouts waiting for a replica, at most"),
-    _balancer("in_flight_max", MAX, "rollouts on a replica, at most"),
+    _balancer("queue_len_max", MAX, "largest number of rollouts waiting for a replica"),
+    _balancer("in_flight_max", MAX, "largest number of rollouts on replicas"),
     _balancer("kv_util_mean", MEAN, "KV cache in use", "fraction"),
-    _balancer("kv_util_max", MAX, "KV cache in use, at most", "fraction"),
-    _balancer("kv_reserved_mean", MEAN, "KV cache reserved for what the rollouts on it will need", "fraction"),
-    _balancer("kv_reserved_max", MAX, "the same, at most", "fraction"),
+    _balancer("kv_util_max", MAX, "KV cache in use, largest", "fraction"),
+    _balancer("kv_reserved_mean", MEAN, "KV cache reserved for the expected need of its rollouts", "fraction"),
+    _balancer("kv_reserved_max", MAX, "the same, largest", "fraction"),
     _balancer("num_preemptions", SUM, "sequences evicted from the KV cache"),
     _balancer("num_moves", SUM, "rollouts moved to another replica"),
     _balancer("num_recomputed_tokens", SUM, "tokens computed again after preemptions and moves", "tokens"),
@@ -205,7 +207,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     _balancer("preemption_risk", LAST, "share of rollouts that the rule allows to be preempted", "fraction"),
     _step("memory_bytes", LAST, "memory of processes by type", group="memory", unit="bytes", label="type"),
 )
-"""In the order in which they are written and shown."""
+"""Step metrics, in the order in which they are written and shown."""
 
 
 def _gauges(group: str, labels: tuple[str, ...], unit: str = "", **helps: str) -> list[Metric]:
@@ -288,14 +290,14 @@ PROCESS_METRICS: tuple[Metric, ...] = (
         balancer_waiting="rollouts waiting for a replica",
         balancer_in_flight="rollouts on a replica",
         balancer_replicas="registered replicas",
-        balancer_replicas_quarantined="replicas that get no new rollouts because they reported impossible numbers",
+        balancer_replicas_quarantined="replicas that receive no new rollouts because they reported invalid numbers",
     ),
     *_gauges(
         "balancer",
         (),
         "fraction",
         balancer_kv_used_ratio="KV cache in use, of all replicas together",
-        balancer_kv_reserved_ratio="KV cache reserved for what the rollouts on it will need",
+        balancer_kv_reserved_ratio="KV cache reserved for the expected need of its rollouts",
     ),
     *_counters(
         "balancer",
@@ -315,7 +317,7 @@ PROCESS_METRICS: tuple[Metric, ...] = (
         sandbox_accepted="calls accepted",
         sandbox_refused="calls refused because the queue was full",
         sandbox_failed="calls that ended in an infrastructure error",
-        sandbox_retried="programs given to a second cell",
+        sandbox_retried="programs retried in another cell",
         sandbox_cells_replaced="cells replaced by age or clean-up",
         sandbox_cells_lost="cells that died or stopped answering",
         sandbox_servers_lost="warm servers that died or stopped answering",
@@ -354,7 +356,7 @@ _STEP_BY_NAME = {metric.name: metric for metric in STEP_METRICS}
 
 
 def step_metric(key: str) -> tuple[Metric, dict[str, str]]:
-    """The entry of a step's key, and its labels beside `run` and `stage`. Raises `ValueError` for an unknown key."""
+    """The entry of a step's key, and its labels except `run` and `stage`. Raises `ValueError` for an unknown key."""
     if (metric := _STEP_BY_NAME.get(key)) is not None and len(metric.labels) == 1:
         return metric, {}
     name, _, value = key.partition("/")
@@ -369,7 +371,7 @@ def is_step_metric(key: str) -> bool:
 
 
 def combined(rows: Sequence[Mapping[str, float]], *, weights: Sequence[float] | None = None) -> dict[str, float]:
-    """Several rows of step metrics as one, each metric by its reduction. Means are weighted by `weights`, if given.
+    """Combine several rows of step metrics, each metric by its reduction. Means are weighted by `weights`, if given.
 
     >>> combined([{"loss": 1.0, "ratio_max": 2.0, "lr": 3e-6}, {"loss": 2.0, "ratio_max": 1.5, "lr": 2e-6}])
     {'loss': 1.5, 'ratio_max': 2.0, 'lr': 2e-06}

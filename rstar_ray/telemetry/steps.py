@@ -1,4 +1,4 @@
-"""Exports the metrics of a step: every entry of the registry's step metrics that the step has a value of."""
+"""Exports the metrics of a step: every step metric of the registry for which the step has a value."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from rstar_ray.telemetry.registry import Kind, step_metric
 
 @contextmanager
 def stage_active(meter: Meter, stage: str) -> Generator[None, None, None]:
-    """Around a stage: `rstar_run_active` stays 1 if it fails, so that an alert notices."""
+    """Wraps a stage. `rstar_run_active` stays 1 if the stage fails, so that an alert can fire."""
     meter.set("rstar_run_active", 1, stage=stage)
     try:
         yield
@@ -27,7 +27,7 @@ def stage_active(meter: Meter, stage: str) -> Generator[None, None, None]:
 
 
 def export_step(meter: Meter, row: StepMetrics, run_path: Path) -> None:
-    """All metrics of a step, and the free space on the disk."""
+    """Export all metrics of a step, and the free space on the disk."""
     _export_disk(meter, run_path)
     meter.set("rstar_step", row.step, stage=row.stage)
     meter.set("rstar_step_end_timestamp_seconds", time.time(), stage=row.stage)
@@ -39,7 +39,7 @@ def export_step(meter: Meter, row: StepMetrics, run_path: Path) -> None:
 
 
 def export_ledger(meter: Meter, statuses: Iterable[RolloutStatus], stage: str) -> None:
-    """Counts a step's rollouts by status."""
+    """Count a step's rollouts by status."""
     for status, count in Counter(statuses).items():
         meter.add("rstar_ledger_rollouts_total", count, stage=stage, status=str(status))
 

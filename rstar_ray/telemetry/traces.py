@@ -1,7 +1,7 @@
-"""A rollout as a trace of OpenTelemetry: its waits, prefill, decode, tool calls and reward computation.
+"""A rollout as an OpenTelemetry trace: its waits, prefill, decode, tool calls and reward computation.
 
-Written in OTLP's JSON form, one export request a line, which a collector's `otlpjsonfile` receiver reads; or sent to a
-collector's `/v1/traces`. The form is that of opentelemetry-proto 1: ids in hex, times in nanoseconds as text.
+Traces are OTLP JSON: written to a file, one export request per line, for a collector's `otlpjsonfile` receiver; or sent
+to a collector's `/v1/traces`. The format is that of opentelemetry-proto 1: ids in hex, times in nanoseconds as text.
 """
 
 import json
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 ROOT = "rollout"
 SEND_DEADLINE_S = 10.0
 MOST_WAITING = 64
-"""Export requests in the queue to a collector; more are dropped."""
+"""Largest number of queued export requests to a collector; further requests are dropped."""
 Attribute = str | int | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpan:
-    """One part of a rollout, or the whole of it (`name` is `ROOT`); seconds since the epoch."""
+    """One part of a rollout, or the whole rollout (`name` is `ROOT`); times in seconds since the epoch."""
 
     rollout_id: str  # names the trace
     name: str
@@ -76,7 +76,7 @@ def _value(value: Attribute) -> dict[str, Any]:
 
 
 class TraceFile:
-    """Appends export requests to a file, a line each."""
+    """Appends export requests to a file, one per line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,8 +110,8 @@ class TraceCollector:
             return
         answered = False
         with best_effort(f"the export of traces to {self._url}"):
-            asked = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(asked, timeout=SEND_DEADLINE_S):
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=SEND_DEADLINE_S):
                 answered = True
         self._gone = not answered
 
@@ -123,12 +123,12 @@ TraceSink = TraceFile | TraceCollector
 
 
 def is_address(where: str) -> bool:
-    """Whether it names a collector, and no folder."""
+    """Whether this is the address of a collector, not a folder."""
     return where.startswith(("http://", "https://"))
 
 
 def open_sink(where: str, service: str) -> TraceSink:
-    """Of one process: a file named after it in the folder `where`, or the collector at that address."""
+    """The sink of one process: a file named after `service` in the folder `where`, or the collector at `where`."""
     if is_address(where):
         return TraceCollector(where)
     return TraceFile(Path(where) / f"{service.replace('/', '-')}.jsonl")
