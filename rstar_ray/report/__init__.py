@@ -1,4 +1,4 @@
-"""What a run did, from its directory alone: tables, and a page with its trajectories."""
+"""The report of a run, made from its directory: tables, and a page with its trajectories."""
 
 from rstar_ray.report.write import Report, write_report
 

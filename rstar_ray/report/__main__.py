@@ -15,7 +15,7 @@ from rstar_ray.report.write import write_report
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     run: Annotated[Path, tyro.conf.Positional]
-    """the run to report on"""
+    """run directory"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

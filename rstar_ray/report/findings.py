@@ -24,7 +24,7 @@ PHASE_COLOURS = {
     "publish_s": "red",
     "other_s": "grey",
 }
-"""One colour per phase in pictures and page, by the names that both give their shades."""
+"""Color name by phase, for pictures and page; each defines the shades."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A figure at the start and at the end."""
+    """A metric at the start and at the end."""
 
     name: str
     before: float | None  # None if unknown
@@ -106,7 +106,7 @@ def reward_change(run: RunRecord) -> FigureChange:
 
 
 def tool_error_change(run: RunRecord) -> FigureChange:
-    """On held-out problems if they were evaluated at least twice; else over the training steps."""
+    """The change on held-out problems if they were evaluated at least twice; else over the training steps."""
     shares = [row["tool_error_rate_correct"] for row in run.heldout]
     if len(shares) > 1:
         return FigureChange("Tool errors in correct rollouts (held-out)", shares[0], shares[-1], percent)
@@ -135,7 +135,7 @@ def _loss(value: float | None) -> str:
 
 
 def _change(name: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> FigureChange:
-    """Between the means of the first and of the last few steps."""
+    """The change between the means of the first and of the last few steps."""
     before, after = ends(values) or (None, None)
     return FigureChange(name, before, after, show, unit)
 
@@ -146,7 +146,7 @@ def time_title(run: RunRecord) -> str:
 
 
 def phase_times(steps: Sequence[Row]) -> list[PhaseTime]:
-    """Where the wall time of these steps went."""
+    """Wall time of these steps by phase."""
     seconds = {phase: sum(layer) for phase, layer in seconds_by_phase(steps).items()}
     total = sum(seconds.values()) or 1.0
     return [PhaseTime(phase, spent, spent / total) for phase, spent in seconds.items()]
@@ -239,7 +239,7 @@ def _value(value: float, metric: Metric) -> str:
 
 
 def facts(run: RunRecord) -> list[tuple[str, str]]:
-    """Settings, sizes and versions of the run, as (name, value)."""
+    """Settings, sizes and versions of the run as (name, value)."""
     found: list[tuple[str, str]] = []
     for label, values in (
         ("Scale", run.setting("scale")),

@@ -15,24 +15,25 @@ from rstar_ray.report.run_record import Row, RunRecord, pooled
 PAPER = "arXiv:2508.20722 section 4.3"
 CHOSEN = "project default"
 REWARD_FALL = 0.10
-"""Of the mean reward, below the best window of its stage."""
+"""Fall of the mean reward below the best window of its stage."""
 ENTROPY_LOW, ENTROPY_COLLAPSED = 0.05, 0.01
 """Nats per token."""
 ENTROPY_GROWTH = 3.0
-"""Times the stage's first window."""
+"""Factor on the entropy of the stage's first window."""
 LOGPROB_DIFF = {"float32": 1e-5, "bfloat16": 1e-2}
-"""Mean |engine - learner| per token that is usual for a dtype."""
+"""Usual mean |engine - learner| per token, by dtype [nats]."""
 LOGPROB_BAD = 5.0
-"""Times what is usual."""
+"""Factor on the usual value."""
 NO_SIGNAL, NO_SIGNAL_BAD = 0.75, 0.95
 GRADIENT_SPIKE = 10.0
-"""Times the median of the stage."""
+"""Factor on the stage's median."""
 KV_IDLE = 0.5
 RECOMPUTED, RECOMPUTED_BAD = 0.02, 0.10
-"""Of the tokens sampled."""
+"""Shares of the sampled tokens."""
 RETRIED, RETRIED_BAD = 0.001, 0.01
 MEMORY_GROWTH, MEMORY_GROWTH_BAD = 0.10, 0.30
-"""Of the memory of one type of process, since the stage's second `WINDOW` steps; and at least the next."""
+"""Growth of the memory of one type of process since the stage's second `WINDOW` steps, as a share; smaller growth than
+the next constant is ignored."""
 LEAST_MEMORY_GROWTH = 200 * 2**20
 DROPPED_BAD = 0.01
 ERROR_RISE = 0.05
@@ -93,7 +94,7 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 
 
 def health_checks(run: RunRecord) -> list[HealthCheck]:
-    """All checks that have figures, the most important first; none without an RL step."""
+    """All checks that have data, the most important first; empty without an RL step."""
     if not run.steps:
         return []
     stage = [row for row in run.steps if row["stage"] == run.steps[-1]["stage"]]
@@ -115,7 +116,7 @@ def _graded(value: float, warn: float, bad: float) -> CheckState:
 
 
 def reward(window: Window) -> HealthCheck:
-    """A falling reward; its level says nothing."""
+    """A falling reward; its level is not checked, since it depends on the task."""
     values = [row["reward_mean"] for row in window.stage]
     best = max(
         (sum(values[at : at + WINDOW]) / WINDOW for at in range(len(values) - WINDOW + 1)),
@@ -140,7 +141,7 @@ def tool_errors(window: Window) -> HealthCheck | None:
 
 
 def entropy(window: Window) -> HealthCheck:
-    """Too low: the policy no longer explores. Far above the start: it falls apart."""
+    """Too low: the policy no longer explores. Far above the start: training diverges."""
     now, first = window.mean("entropy"), window.first("entropy")
     threshold = f"above {ENTROPY_LOW:g} nats per token, below {ENTROPY_GROWTH:g} times the stage's first {WINDOW} steps"
     source = "entropy collapse: arXiv:2503.14476 section 3.1; the numbers are project defaults"
@@ -193,7 +194,7 @@ def truncation(window: Window) -> HealthCheck:
 
 
 def groups_without_signal(window: Window) -> HealthCheck:
-    """Prompts whose kept siblings all have the same reward: nothing to learn from."""
+    """Prompts whose kept siblings all have the same reward, and so no learning signal."""
     kept, dropped = window.total("groups_kept"), window.total("groups_dropped")
     share = dropped / (kept + dropped) if kept + dropped else 1.0
     empty = sum(not row["groups_kept"] for row in window.late)
@@ -238,7 +239,7 @@ def preemptions(window: Window) -> HealthCheck | None:
 
 
 def memory(window: Window) -> HealthCheck | None:
-    """Growth from step to step, which ends a run after days. The first steps, which allocate, do not count."""
+    """Memory growth over steps, which can end a run after days. The first steps, which allocate, do not count."""
     prefix = "memory_bytes/"
     types = [name for name in window.late[-1] if name.startswith(prefix)]
     if not types:
@@ -310,4 +311,4 @@ CHECKS: tuple[Callable[[Window], HealthCheck | None], ...] = (
     reward, tool_errors, entropy, logprob_diff, gradient, truncation, groups_without_signal, solved,
     kv_cache, preemptions, memory, retries, dropped, balancer,
 )  # fmt: skip
-"""In the order of the table."""
+"""Checks in the order of the table."""

@@ -28,7 +28,7 @@ TABLES = ("config.json", "metrics.jsonl", "evaluations.jsonl", "launches.jsonl",
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """One file of trajectories as it was when it was read."""
+    """One file of trajectories, as read at one time."""
 
     written: tuple[int, int]  # size and time
     groups: list[Siblings]  # without their texts
@@ -39,7 +39,7 @@ class LiveRun:
     """The page's current data, and single trajectories on request. Not thread-safe."""
 
     def __init__(self, path: Path | str) -> None:
-        """Raises `ConfigError` where there is no run, or one of a newer version."""
+        """Raises `ConfigError` where there is no run, or a run of a newer version."""
         self._files = RunFiles(path)
         self._run = self._files.record(begun=True)
         self._ledger: list[Row] = []
@@ -124,7 +124,7 @@ class LiveRun:
         return found
 
     def _written(self) -> tuple[Any, ...]:
-        """Name, size and time of every file that the page is made from."""
+        """Name, size and modification time of every file that the page uses."""
         path = self._files.path
         tables = [path / name for name in TABLES]
         seen: list[tuple[str, int, int]] = []

@@ -38,6 +38,6 @@ def _escaped(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Control characters, which a terminal may obey, and halves of surrogate pairs as escapes."""
+    """Escape control characters, which a terminal would interpret, and unpaired surrogates."""
     controls = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
     return re.sub(controls, lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))

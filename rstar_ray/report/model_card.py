@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: a Hugging Face README.md made from the run directory alone."""
+"""The model card of a checkpoint: a Hugging Face README.md made from the run directory."""
 
 import re
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from rstar_ray.run_dir.folder import Checkpoint, RunDir, flatten
 from rstar_ray.stages import STAGES
 
 LICENCE = "unknown"
-"""A placeholder that the hub knows: whoever publishes the weights decides."""
+"""A placeholder that the hub accepts; the publisher of the weights chooses the license."""
 OF_THE_MACHINE = ("stage", "run_dir", "own_folder", "model", "telemetry.", "detector.", "checkpoint.")
-"""How settings begin that say nothing about the weights."""
+"""Prefixes of settings that do not affect the weights."""
 
 
 def model_card(run: RunRecord, checkpoint: Checkpoint) -> str:
@@ -54,7 +54,7 @@ def model_card(run: RunRecord, checkpoint: Checkpoint) -> str:
 
 
 def _stages(run: RunRecord, checkpoint: Checkpoint) -> list[str]:
-    """The stages whose training is in these weights: up to the checkpoint's, from the newest that names a model."""
+    """The stages that trained these weights: up to the checkpoint's, from the newest stage that sets --model."""
     before = [stage for stage in STAGES if stage in run.config]
     chain = before[: before.index(checkpoint.stage) + 1] if checkpoint.stage in before else [checkpoint.stage]
     starts = [position for position, stage in enumerate(chain) if run.config[stage].get("model")]
@@ -68,7 +68,7 @@ def _base_model(run: RunRecord, stages: list[str]) -> str:
 
 
 def hub_id(path: str) -> str:
-    """Of a folder in the hub's cache; empty for any other.
+    """The hub's id of a folder in the hub's cache; empty for any other folder.
 
     >>> hub_id("/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-1.7B/snapshots/0123")
     'Qwen/Qwen3-1.7B'
@@ -119,7 +119,7 @@ def _training(run: RunRecord, stages: list[str]) -> Iterator[list[str]]:
 
 
 def _data(path: Any, run: RunRecord, stage: str) -> str:
-    """The file's name, with the digest that the stage's newest checkpoint has of the problems."""
+    """The file's name, with the digest of the problems from the stage's newest checkpoint."""
     newest = RunDir(run.path).newest_checkpoint(stage)
     digest = str(read_object(newest.path / "progress.json").get("data", "")) if newest else ""
     return f"{_name(path)}{f' (digest {digest[:12]})' if digest else ''}"
@@ -142,7 +142,7 @@ def _settings(config: Row) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """As JSON keeps it."""
+    """The value as JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -51,13 +51,13 @@ from rstar_ray.run_dir.folder import flatten
 
 WEB = Path(__file__).with_name("web")
 GREEN, RED, PURPLE, BLUE, AMBER, INK = "green", "red", "purple", "blue", "amber", "ink"
-"""Named: the page has a shade of each for light and for dark."""
+"""Color names; the page has a shade of each for light and dark mode."""
 SCRIPTS = ("dom", "charts", "store", "highlight", "browser", "watch", "page")
-"""In the order in which they stand in the page."""
+"""The order in the page."""
 
 
 def html_report(run: RunRecord) -> str:
-    """The page with the run's data. Text written by a model is data in it, never markup."""
+    """The page with the run's data. Model text is embedded as data, never as markup."""
     ledger = read_ledger(run)
     browser, bodies = read_browser(run, ledger)
     held, with_figures = chosen(bodies)
@@ -72,12 +72,12 @@ def html_report(run: RunRecord) -> str:
 
 
 def as_script_data(data: Mapping[str, Any]) -> str:
-    """JSON that may stand inside a script element."""
+    """JSON that is safe inside a script element."""
     return json_bytes(data).decode().replace("<", "\\u003c")
 
 
 def whole_page(title: str, data: str, below: str) -> str:
-    """The page around its data; with empty data it fetches them from its server."""
+    """The page with its data; with empty data it fetches them from its server."""
     parts = {
         "TITLE": html.escape(title),
         "STYLE": (WEB / "page.css").read_text("utf-8"),
@@ -90,7 +90,7 @@ def whole_page(title: str, data: str, below: str) -> str:
 
 
 def page_data(run: RunRecord) -> dict[str, Any]:
-    """Everything on the page except trajectories, as JSON values; numbers that are not finite are null."""
+    """Everything on the page except trajectories, as JSON values; non-finite numbers are null."""
     files = trajectory_files(run)
     metrics_head, metrics_rows = metric_rows(run)
     return {
@@ -155,7 +155,7 @@ def _phases(run: RunRecord) -> dict[str, Any]:
 
 
 def _tiles(run: RunRecord) -> list[dict[str, str]]:
-    """Each says under which budget its figure was taken: evaluations and training rollouts have different ones."""
+    """Headline values, each with its budget, since evaluations and training rollouts have different budgets."""
     evaluated = _budget(run.heldout[-1]) if run.heldout else ""
     tiles = [_tile(heldout_change(run), GREEN, evaluated)] if run.heldout else []
     if not run.steps and run.sft:
@@ -181,7 +181,7 @@ def _time_tile(run: RunRecord) -> dict[str, str]:
 
 
 def _budget(asked: Mapping[str, Any]) -> str:
-    """Of a row of an evaluation, or of the settings of rollouts; empty where they are not recorded.
+    """Budget from an evaluation's row, or from the settings of rollouts; empty where it is not recorded.
 
     >>> _budget({"max_response_tokens": 512, "max_turns": 8})
     '512 tokens, 8 turns'
@@ -270,13 +270,13 @@ def health_data(run: RunRecord) -> dict[str, Any]:
 
 
 def stage_titles(run: RunRecord, files: Sequence[TrajectoryFile]) -> dict[str, str]:
-    """Every stage that a row or a file may name, as people write it."""
+    """Display names of all stages that a row or a file may name."""
     stages = {file.stage for file in files} | {row["stage"] for row in [*run.sft, *run.steps]}
     return {stage: stage_title(stage) for stage in sorted(stages)}
 
 
 def browser_data(browser: Browser, held: Sequence[Body], with_figures: Collection[int]) -> dict[str, Any]:
-    """The browser's rows, and which texts the page has."""
+    """The browser's rows, and the texts that the page contains."""
     bodies = {body.group for body in held}
     data = browser.as_json()
     rows = data["columns"]["group"]
@@ -285,7 +285,7 @@ def browser_data(browser: Browser, held: Sequence[Body], with_figures: Collectio
 
 
 def sampling_note(rows: int, with_text: int, with_figures: int, groups: int) -> str:
-    """What of the recorded trajectories is in the page."""
+    """The part of the recorded trajectories that the page contains."""
     if with_text == rows:
         texts = f"{rows:,} recorded trajectories, each with its text"
     else:

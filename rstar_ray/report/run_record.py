@@ -68,7 +68,7 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """Which algorithm the RL stages trained with, in words."""
+        """The algorithm of the RL stages, as text."""
         known = {ALGORITHMS.get(str(value), str(value)) for value in self.setting("algorithm.resample")}
         return " / ".join(sorted(known)) or "GRPO"
 
@@ -138,7 +138,7 @@ class RunFiles:
         )
 
     def ledger(self) -> list[Row]:
-        """The status of every rollout, one row per step; of a step written twice, the last row."""
+        """The status of every rollout, one row per step; the last row of a step that was written twice."""
         self._ledger.read()
         return list({(row["stage"], row["step"]): row for row in self._ledger.rows}.values())
 
@@ -173,7 +173,7 @@ def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
 
 
 def read_ledger(run: RunRecord) -> list[Row]:
-    """Of `RunFiles.ledger`."""
+    """The result of `RunFiles.ledger`."""
     return RunFiles(run.path).ledger()
 
 
@@ -200,18 +200,18 @@ def _newest_evaluations(rows: Sequence[Row], spans: Sequence[StageSpan]) -> list
 
 
 ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_response_tokens", "max_turns")
-"""What an evaluation was asked: rows that differ in any of it stand beside each other."""
+"""Settings that identify an evaluation: rows that differ in any of them are listed separately."""
 
 
 def asked_of(row: Row) -> tuple[Any, ...]:
-    """Values of `ASKED`, and the digest of all else that may change answers (rewards, tools, chat, seed), with which
-    its file of results ends; the file's whole name has the step too, over which a stage's last row is looked for."""
+    """Values of `ASKED`, and the digest of all other settings that may change answers (rewards, tools, chat, seed),
+    from the end of the result file's name. The step in that name is not part of the key: a stage's last row is wanted."""
     digest = Path(row["problems"]).stem.rpartition("-")[2]
     return (*(row[name] for name in ASKED), digest)
 
 
 def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:
-    """SFT is at 0; an evaluation outside the stages used the last policy."""
+    """Position on the axis: 0 for SFT, the last step for an evaluation outside the stages."""
     for span in spans:
         if span.name == stage:
             return span.start + step
@@ -233,20 +233,20 @@ class TrajectoryFile:
         return f"{stage_title(self.stage)}, {self.problem_set or f'step {self.step}'}"
 
     def rows(self) -> list[Row]:
-        """Those that are whole."""
+        """The complete rows."""
         table = GrowingRows(self.path, *TRAJECTORY)
         table.read()
         return table.rows
 
 
 def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
-    """Oldest first; an evaluation follows the training step whose weights it looked at."""
+    """Files, oldest first; an evaluation follows the training step whose weights it used."""
     files = _trajectory_files(run)
     return sorted(files, key=lambda file: (file.rl_step, file.problem_set != "", file.path.name))
 
 
 def unread_files(run: RunRecord, files: Sequence[TrajectoryFile]) -> list[str]:
-    """A line for each trajectory file that could not be read, apart from files that are just being started."""
+    """A line for each trajectory file that could not be read, except for files that are still empty."""
     read = {file.path.name for file in files}
     return [
         f"trajectories/{path.name} is left out: its first line is not a trajectory"
@@ -263,7 +263,7 @@ def _just_begun(path: Path) -> bool:
 
 
 def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
-    """Files named `<stage>-step-<step>` or `<stage>-<problem set>`, whose rows tell the stage and step."""
+    """Files named `<stage>-step-<step>` or `<stage>-<problem set>`, whose rows have the stage and step."""
     for path in (run.path / "trajectories").glob("*.jsonl"):
         try:
             with path.open("rb") as lines:
@@ -280,19 +280,19 @@ def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
 
 
 def stage_title(stage: str) -> str:
-    """`stage1` as people write it."""
+    """The display name of a stage such as `stage1`."""
     return "SFT" if stage == "sft" else re.sub(r"^stage(\d+)$", r"Stage \1", stage)
 
 
 def seconds_by_phase(steps: Sequence[Row]) -> dict[str, list[float]]:
-    """Seconds of every phase in each step, bottom layer first; `other_s` is what no phase claims of the step."""
+    """Seconds of every phase in each step, bottom layer first; `other_s` is the remainder of the step."""
     layers: dict[str, list[float]] = {phase: [float(row[phase]) for row in steps] for phase in PHASES}
     layers["other_s"] = [max(0.0, row["step_s"] - sum(row[phase] for phase in PHASES)) for row in steps]
     return layers
 
 
 def pooled(steps: Sequence[Row]) -> dict[str, float]:
-    """The metrics of several steps as one, each by its reduction in the registry."""
+    """Combine the metrics of several steps, each by its reduction in the registry."""
     names = dict.fromkeys(name for row in steps for name, value in row.items() if isinstance(value, int | float))
     known = [name for name in names if is_step_metric(name)]
     return combined([{name: row[name] for name in known if row.get(name) is not None} for row in steps])
@@ -309,7 +309,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """The course of a figure, at the same smoothness wherever it is shown."""
+    """A smoothed series of a metric, with the same smoothing everywhere."""
     return smooth(values, max(3, len(values) // 12))
 
 

@@ -17,7 +17,7 @@ _PIECES = re.compile(f"{_CALL.pattern}|{_ANSWER.pattern}|{_SPECIAL.pattern}", re
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a trajectory; `failed` says how the tool call ended."""
+    """A piece of a trajectory; `failed`: whether the tool call failed."""
 
     kind: Literal["text", "code", "stdin", "broken call", "response", "answer"]
     text: str
@@ -30,7 +30,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a completion as it was sampled; what lies between its tags is `[inner_start, inner_end)`."""
+    """A piece of a completion as sampled; the text between its tags is `[inner_start, inner_end)`."""
 
     kind: Literal["text", "call", "answer", "special"]
     start: int
@@ -65,7 +65,7 @@ def tool_answers(turn: Row) -> list[Segment]:
 
 
 def _responses(text: str) -> Iterator[str]:
-    """What stands between each pair of markers; a tool may print either of them."""
+    """The text between each pair of markers. A tool may print a marker too."""
     position = 0
     while (start := text.find(_RESPONSE_OPENS, position)) >= 0:
         start += len(_RESPONSE_OPENS)
@@ -77,7 +77,7 @@ def _responses(text: str) -> Iterator[str]:
 
 
 def call_pieces(text: str) -> list[Segment]:
-    """A readable call as its program and input; anything else as it stands."""
+    """The program and input of a well-formed call; other text unchanged."""
     try:
         call = json.loads(text)
         arguments = cast(dict[str, Any], call["arguments"])
@@ -88,7 +88,7 @@ def call_pieces(text: str) -> list[Segment]:
 
 
 def recovered(row: Row) -> bool:
-    """Right in the end, although a call had failed before one that did not."""
+    """Whether the final answer is correct, and a failed call was followed by a successful one."""
     outcomes = [outcome for turn in row["turns"] for outcome in turn["outcomes"]]
     failed = [position for position, outcome in enumerate(outcomes) if outcome != "ok"]
     return row["reward"] >= 1 and bool(failed) and "ok" in outcomes[failed[0] :]

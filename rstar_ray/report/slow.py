@@ -9,9 +9,9 @@ from rstar_ray.report.findings import PHASE_NAMES, duration, percent
 from rstar_ray.report.run_record import PHASES, Row, RunRecord
 
 NOTABLE = 1.15
-"""Times the median; steps and metrics below it are not mentioned."""
+"""Factor on the median; steps and metrics below it are not mentioned."""
 WAITED = 0.25
-"""Share of a step above which the rollout that it waited for is named."""
+"""Share of a step above which the longest rollout is reported."""
 Medians = dict[str, float]
 COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens_generated", "tokens sampled", lambda value: f"{value:,.0f}"),
@@ -72,7 +72,7 @@ def _seconds(value: float) -> str:
 
 
 def _figures(row: Row, usual: Medians) -> list[str]:
-    """Metrics well above their medians, and a speed below it."""
+    """Metrics well above their medians, and a throughput below its median."""
     found = [
         f"{show(row[name])} {title}, {row[name] / usual[name]:.1f} times the median"
         for name, title, show in COMPARED
@@ -117,7 +117,7 @@ def _placement(row: Row) -> list[str]:
 
 
 def slow_data(run: RunRecord) -> dict[str, Any]:
-    """For the page: every step's words, medians of the parts by stage, and the longest rollout where it is recorded."""
+    """Data for the page: every step's text, medians of the parts by stage, and the longest rollout if recorded."""
     usual = stage_medians(run.steps)
     steps = [explained(row, usual[row["stage"]]) for row in run.steps]
     covered = sum(step.covered * step.seconds for step in steps) / (sum(step.seconds for step in steps) or 1.0)

@@ -22,14 +22,14 @@ from rstar_ray.report.trajectory_text import Body, deflated, figure_block, text_
 from rstar_ray.run_dir.ledger import RolloutStatus
 
 MOST_LOST = 2_000
-"""Limit of the newest dropped and left-out rollouts that are listed with their reasons."""
+"""Largest number of dropped and left-out rollouts listed with their reasons; the newest are listed."""
 MOST_LEDGER_BYTES = 2**20
-"""Of the compressed ids behind the ledger's counts; the newest steps."""
+"""Size limit of the compressed rollout ids of the ledger; the newest steps are included."""
 
 
 @dataclass(slots=True)
 class Browser:
-    """Rows by column, what they point to, and bodies; filled group by group."""
+    """Rows by column, the lists that they index, and bodies; filled group by group."""
 
     files: list[dict[str, Any]]
     groups: list[list[Any]] = field(default_factory=list[list[Any]])  # id, file, problem, place in file
@@ -60,7 +60,7 @@ class Browser:
         return number
 
     def as_json(self) -> dict[str, Any]:
-        """Columns, and the lists that they count in."""
+        """Columns, and the lists that they index."""
         columns = dict(zip(COLUMNS, map(list, zip(*self.values, strict=True)), strict=True)) if self.values else {}
         shown = [file | {"rows": self.rows_in_file.get(number, 0)} for number, file in enumerate(self.files)]
         return {
@@ -75,7 +75,7 @@ class Browser:
 
 
 def new_browser(files: Sequence[TrajectoryFile]) -> Browser:
-    """Empty, over these files."""
+    """An empty browser for these files."""
     return Browser([file_facts(file) for file in files])
 
 
@@ -95,7 +95,7 @@ def _short_id(group_id: str, row: Row) -> str:
 
 
 def read_browser(run: RunRecord, ledger: Sequence[Row]) -> tuple[Browser, list[Body]]:
-    """Rows and bodies of what is recorded, within the bounds of `read_siblings`."""
+    """Rows and bodies of the recorded trajectories, within the limits of `read_siblings`."""
     browser, known, bodies = new_browser(trajectory_files(run)), statuses_by_step(ledger), list[Body]()
     for siblings in read_siblings(run):
         number = browser.add(siblings, known)
@@ -111,7 +111,7 @@ def statuses_of(siblings: Siblings, file: Mapping[str, Any], known: LedgerByStep
 
 
 def rule_of(run: RunRecord, stage: str) -> str:
-    """How a stage resampled."""
+    """The resampling rule of a stage."""
     return str(run.config.get(stage, {}).get("algorithm", {}).get("resample", "paper"))
 
 
@@ -151,7 +151,7 @@ def ledger_ids(ledger: Sequence[Row]) -> dict[str, bytes]:
 
 
 def ids_of(row: Row) -> dict[str, dict[str, int]]:
-    """By group the status's number of each sibling: `{"3-gcd-17": {"0": 0, "1": 2}}`."""
+    """Status number of each sibling, by group: `{"3-gcd-17": {"0": 0, "1": 2}}`."""
     groups: dict[str, dict[str, int]] = {}
     for number, status in enumerate(RolloutStatus):
         for rollout_id in row["ids"].get(status, ()):

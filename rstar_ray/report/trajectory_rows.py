@@ -17,7 +17,7 @@ from rstar_ray.run_dir.ledger import RolloutStatus
 MOST_ROWS = 20_000
 MOST_BYTES = 768 * 2**20
 STATUSES = ("", *RolloutStatus)
-"""Of a row by its number; none is known of an evaluation's rollouts."""
+"""Statuses by their number in a row; an evaluation's rollouts have no status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class StepStatuses:
-    """What the ledger says of one step's rollouts, by rollout id without stage and step."""
+    """The ledger's data on one step's rollouts, by rollout id without stage and step."""
 
     statuses: Mapping[str, str]
     advantages: Mapping[str, float]
@@ -57,7 +57,7 @@ LedgerBySteps = Mapping[tuple[str, int], StepStatuses]
 
 
 def statuses_by_step(ledger: Sequence[Row]) -> dict[tuple[str, int], StepStatuses]:
-    """By stage and step."""
+    """The ledger's entries by stage and step."""
     return {(row["stage"], row["step"]): StepStatuses.of(row) for row in ledger}
 
 
@@ -77,7 +77,7 @@ def siblings_of(file: TrajectoryFile, number: int, *, most_rows: int, most_bytes
 
 
 def read_siblings(run: RunRecord) -> Iterator[Siblings]:
-    """Of every trajectory file, oldest first."""
+    """Groups of every trajectory file, oldest first."""
     files = trajectory_files(run)
     for number, file in enumerate(files):
         yield from siblings_of(file, number, **shares_of(len(files)))
@@ -89,7 +89,7 @@ def shares_of(num_files: int) -> dict[str, int]:
 
 
 def read_again(file: TrajectoryFile, group: Siblings) -> Siblings:
-    """The same group with its rows as they are in the file."""
+    """The same group with its full rows, as in the file."""
     rows: list[Row] = []
     with file.path.open("rb") as lines:
         for start in group.starts:
@@ -99,7 +99,7 @@ def read_again(file: TrajectoryFile, group: Siblings) -> Siblings:
 
 
 def without_texts(group: Siblings) -> Siblings:
-    """What the rows of the browser are made of, and no more."""
+    """Only the fields that the browser's rows need."""
     heavy = ("prompt", "prompt_ids", "turns")
     return replace(group, rows=[
         {name: value for name, value in row.items() if name not in heavy}
@@ -109,7 +109,7 @@ def without_texts(group: Siblings) -> Siblings:
 
 
 def has_figures(group: Siblings) -> bool:
-    """Whether its records say something of every token."""
+    """Whether its records have data for every token."""
     return any(turn["token_chars"] for row in group.rows for turn in row["turns"])
 
 
@@ -130,13 +130,13 @@ def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
 
 
 def place_in_step(row: Row) -> str:
-    """The rollout's id as the ledger has it."""
+    """The rollout's id as in the ledger."""
     return row["rollout_id"].removeprefix(f"{row['stage']}/{row['step']}/")
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What resampling weighs a right answer by (arXiv:2508.20722 Eq. 4 and 5)."""
+    """The penalty by which resampling weights a correct answer (arXiv:2508.20722 Eq. 4 and 5)."""
 
     error: float
     form: float
@@ -194,7 +194,7 @@ COLUMNS = (
     "group", "sibling", "reward", "tokens", "turns", "calls", "failed", "stop", "status", "advantage", "recovered",
     "outcomes", "generate_s", "tool_s",
 )  # fmt: skip
-"""Of a row; `stop`, `status` and `outcomes` are numbers (bits) into lists that the page has."""
+"""Columns of a row; `stop` and `status` are indices, and `outcomes` bits, into lists in the page."""
 
 
 def row_values(row: Row, sibling: int, group: int, known: StepStatuses, words: "Words") -> tuple[Any, ...]:
@@ -219,7 +219,7 @@ def row_values(row: Row, sibling: int, group: int, known: StepStatuses, words: "
 
 
 class Words:
-    """Words that come again and again, each once."""
+    """Repeated strings, each stored once."""
 
     def __init__(self) -> None:
         self.stops: list[str] = []
@@ -229,7 +229,7 @@ class Words:
         return _number_of(reason, self.stops)
 
     def outcome_bits(self, outcomes: set[str]) -> int:
-        """A bit for each kind of ending that some call of the trajectory had."""
+        """A bit for each outcome that a call of the trajectory had."""
         return sum(1 << _number_of(outcome, self.outcomes) for outcome in sorted(outcomes))
 
 

@@ -18,15 +18,15 @@ from rstar_ray.report.segments import call_pieces, spans, tool_answers
 from rstar_ray.report.trajectory_rows import Siblings, StepStatuses, reason
 
 MOST_TEXT_BYTES = 14 * 2**20
-"""Of all texts in the page, in base64."""
+"""Size limit of all texts in the page, in base64."""
 MOST_BODY_BYTES = 17 * 2**20
-"""Of texts and token figures."""
+"""Size limit of texts and token figures together."""
 FIRST = 93
-"""A number n of a token is the character FIRST + n: behind the backslash, so that JSON writes it as it is."""
+"""A token's number n is the character FIRST + n: above the backslash, so that JSON needs no escape."""
 SCALE = 64.0
 """A log-prob of -x, and an entropy of x, is the number SCALE * sqrt(x): fine near 0, where most are."""
 MOST = 320
-"""Of a log-prob: it, or less. Of all else: nothing is known of the token."""
+"""For a log-prob: this value or less. For all other figures: unknown."""
 DECADES, LEAST_DECADE, NEGATIVE = 16, 8, 160
 """A difference of 10**x is the number DECADES * (x + LEAST_DECADE), a negative one NEGATIVE more; 0 is 0."""
 
@@ -61,7 +61,7 @@ def texts_of(siblings: Siblings, known: StepStatuses, rule: str) -> list[dict[st
 
 
 def _turn_texts(turns: Sequence[Row], number: int) -> dict[str, Any]:
-    """Tokens before a completion stand with the turn before it, as results of tools, unless it continues another."""
+    """Tokens before a completion belong to the turn before it, as tool results, unless it continues another turn."""
     turn, completion = turns[number], turns[number]["completion"]
     elsewhere = number + 1 < len(turns) and turns[number + 1].get("continues") is not None
     line = {}
@@ -74,7 +74,7 @@ def _turn_texts(turns: Sequence[Row], number: int) -> dict[str, Any]:
             [span.kind, span.start, span.end, span.inner_start, span.inner_end, *_read(completion, span)]
             for span in spans(completion)
         ],
-        "results": [] if elsewhere else [[said.text, said.outcome] for said in tool_answers(turn)],
+        "results": [] if elsewhere else [[result.text, result.outcome] for result in tool_answers(turn)],
         "tokens": turn["num_tokens"],
         "generate_s": turn["generate_s"],
         "tool_s": turn["tool_s"],
@@ -91,7 +91,7 @@ def _read(completion: str, span: Any) -> list[list[list[str]]]:
 
 
 def figures_of(siblings: Siblings) -> list[list[list[str]]]:
-    """For each sibling and turn four strings, a character a token.
+    """Four strings for each sibling and turn, with one character per token.
 
     They are: characters that it adds to the text, its log-prob, and, of those trained on, entropy and the learner's
     log-prob less the engine's. Empty where no sibling has any.
@@ -127,7 +127,7 @@ def _decade(difference: float | None) -> int:
 
 
 def json_bytes(value: object) -> bytes:
-    """JSON in UTF-8; half of a surrogate pair, which UTF-8 cannot hold, stays the escape that JSON has for it."""
+    """JSON in UTF-8; an unpaired surrogate, which UTF-8 cannot encode, stays a JSON escape."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
 
@@ -148,7 +148,7 @@ def figure_block(siblings: Siblings) -> bytes:
 def chosen(
     bodies: Sequence[Body], most_text_bytes: int = MOST_TEXT_BYTES, most_bytes: int = MOST_BODY_BYTES
 ) -> tuple[list[Body], set[int]]:
-    """Those whose texts are in the page, and the groups of them whose token figures are too."""
+    """Groups whose texts are in the page, and those of them whose token figures are also in it."""
     in_rounds = sorted(bodies, key=lambda body: (body.place, -body.file))
     held: list[Body] = []
     size = 0
@@ -172,7 +172,7 @@ def _in_base64(data: bytes) -> int:
 
 
 def blocks(held: Sequence[Body], with_figures: set[int]) -> str:
-    """Script elements that a browser does not run: `texts/<file>/<place>` and `figures/<file>/<place>`."""
+    """Script elements that a browser does not execute: `texts/<file>/<place>` and `figures/<file>/<place>`."""
     parts: list[str] = []
     for body in held:
         parts.append(block(f"texts/{body.file_name}/{body.place}", body.texts))

@@ -24,7 +24,7 @@ class Report:
 
 
 def write_report(run_path: Path | str) -> Report:
-    """Make the report from the run directory alone; an earlier one is replaced.
+    """Write the report from the run directory; an earlier report is replaced.
 
     The run may still be active. A part that fails, or a file that cannot be read, is logged. Raises `ConfigError`
     if there is no run.
