@@ -205,7 +205,7 @@ ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_respo
 
 def asked_of(row: Row) -> tuple[Any, ...]:
     """Values of `ASKED`, and the digest of all other settings that may change answers (rewards, tools, chat, seed),
-    from the end of the result file's name. The step in that name is not part of the key: a stage's last row is wanted."""
+    from the end of the result file's name. The step in that name is not part of the key: the last row is used."""
     digest = Path(row["problems"]).stem.rpartition("-")[2]
     return (*(row[name] for name in ASKED), digest)
 
