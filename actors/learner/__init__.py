@@ -1,1 +1,1 @@
-"""The DeepSpeed learner: a gang of ranks."""
+"""The DeepSpeed learner: a group of ranks that start, train and fail together."""

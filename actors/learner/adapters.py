@@ -1,8 +1,8 @@
 """LoRA (arXiv:2106.09685) through PEFT: small matrices trained beside frozen weights.
 
-An adapted layer computes W x + s B A x, with s = alpha / rank. B starts as zeros: a fresh adapter changes nothing.
-Engines receive A and B and compute the same sum. An exported model has W + s B A in float32: bfloat16 would round most
-of s B A away.
+An adapted layer computes W x + s B A x, with s = alpha / rank. B is initialized to zeros: a new adapter changes
+nothing. Engines receive A and B and compute the same sum. An exported model has W + s B A in float32: in bfloat16, most
+of s B A would be lost to rounding.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rstar_ray.config import LearnerConfig
 
-ADAPTER = "default"  # PEFT's name for the only one
-_OWN = ".base_layer"  # PEFT puts the layer that was there under this name, its bias too
+ADAPTER = "default"  # PEFT's default adapter name
+_OWN = ".base_layer"  # PEFT renames the original layer, and so its weight and bias
 _BASE, _A, _B = f"{_OWN}.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
 
 
@@ -29,7 +29,7 @@ class Adapted:
 
 
 def add_adapters(language_model: Any, learner: LearnerConfig) -> None:
-    """Adapters for every linear layer but the head; everything else is frozen."""
+    """Add adapters to every linear layer except the head; all other parameters are frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -39,7 +39,7 @@ def add_adapters(language_model: Any, learner: LearnerConfig) -> None:
 
 
 def adapted_weights(model: nn.Module) -> dict[str, Adapted]:
-    """By the weight's name in a model folder; empty where nothing is adapted."""
+    """Adapted layers by the weight's name in a model folder; empty without LoRA."""
     modules = dict(model.named_modules())
     found: dict[str, Adapted] = {}
     for name, _ in model.named_parameters():
@@ -51,13 +51,13 @@ def adapted_weights(model: nn.Module) -> dict[str, Adapted]:
 
 
 def frozen_biases(model: nn.Module) -> dict[str, str]:
-    """The biases of adapted layers, which no adapter changes: by their names in a model folder."""
+    """Parameter names of the biases of adapted layers (always frozen), by their names in a model folder."""
     names = (name for name, _ in model.named_parameters() if name.endswith(f"{_OWN}.bias"))
     return {name.removesuffix(f"{_OWN}.bias") + ".bias": name for name in names}
 
 
 def is_adapters(name: str) -> bool:
-    """Whether a parameter is an adapter's."""
+    """Whether a parameter belongs to an adapter."""
     return name.endswith((_A, _B))
 
 

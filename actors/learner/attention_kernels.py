@@ -1,7 +1,7 @@
-"""Which of PyTorch's kernels compute attention: set for the process, and tried once on a GPU.
+"""Selects PyTorch's attention kernels for the process, and tests them once on a GPU.
 
-Where no fused kernel takes a model's heads, PyTorch falls back to its mathematical path silently. That path holds a
-score for every head and pair of tokens: 129 GB for 40 heads at 16K. A GPU without a fused kernel is therefore refused.
+If no fused kernel supports a model's heads, PyTorch silently falls back to its math kernel. That kernel stores a score
+for every head and pair of tokens: 129 GB for 40 heads at 16K tokens. A GPU without a fused kernel is therefore refused.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ PROBE_ROWS = (100, 156)  # tokens: two lengths, as in a packed micro batch
 
 
 def choose(device: torch.device) -> None:
-    """For this process, from now on; a CPU has no fused kernel for every mask.
+    """Set the kernels of this process. The math kernel is on for CPUs only: they lack fused kernels for some masks.
 
-    cuDNN's attention is off: it builds a plan for every new row length, and keeps it.
+    cuDNN's attention is off: it builds and caches a plan for every new row length.
     """
     kernels.enable_cudnn_sdp(False)
     kernels.enable_math_sdp(device.type == "cpu")
 
 
 def refuse_unfit(learner: LearnerConfig, model: Any, device: torch.device) -> None:
-    """Raise `ConfigError` where a GPU has no fused kernel for the heads of `model`, a model's configuration."""
+    """Raises `ConfigError` if the GPU has no fused kernel for these heads; `model`: a model's configuration."""
     if device.type == "cpu":
         return
     heads, head_dim = model.num_attention_heads, head_dim_of(model)
@@ -40,7 +40,7 @@ def refuse_unfit(learner: LearnerConfig, model: Any, device: torch.device) -> No
 
 
 def tried(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Forward and backward over packed rows, as the learner computes them; PyTorch's error, empty if there was none."""
+    """Run attention forward and backward over packed rows; returns PyTorch's error, or an empty string."""
     tokens = sum(PROBE_ROWS)
     try:
         query, key, value = (
@@ -48,11 +48,11 @@ def tried(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: 
             for number in (heads, kv_heads, kv_heads)
         )
         attend(Heads(query, key, value), row_lengths=PROBE_ROWS).sum().backward()
-    except (RuntimeError, AssertionError) as failed:  # the latter: torch is built without CUDA
+    except (RuntimeError, AssertionError) as failed:  # AssertionError: torch is built without CUDA
         return " ".join(str(failed).split())[:120]
     return ""
 
 
 def head_dim_of(model: Any) -> int:
-    """Of a model's configuration."""
+    """Head dimension of a model's configuration."""
     return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads

@@ -1,9 +1,9 @@
-"""A learner's checkpoint: master weights, moments, position and every rank's generators.
+"""A learner's checkpoint: master weights, moments, step counts and the random generators of every rank.
 
-Each rank writes what it holds, where its node is, and says what it wrote. A file names of each value which elements of
-the flattened tensor it has, so any number of ranks, under any ZeRO setting, reads what it needs and no more.
-DeepSpeed's universal checkpoint does the same for its own folders, but only after a separate program has read all of
-a checkpoint and written it again, tensor by tensor; these few facts make that step needless.
+Each rank writes its own shard from its node and reports the files. A file records, for each value, which elements of
+the flattened tensor it contains. Any number of ranks, under any ZeRO setting, can therefore read exactly the elements
+they need. DeepSpeed's universal checkpoint offers the same, but needs a separate conversion that reads and rewrites the
+whole checkpoint.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 FACTS = "learner.json"
 STARTS = "starts"
-"""In a file's metadata: by key, the first of the elements that it has."""
+"""Key of a file's metadata: by value, the index of the first element in this file."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a learner stands, weights and moments apart."""
+    """A learner's state besides weights, moments and generators."""
 
     step: int  # optimizer steps applied
     calls: int  # of train_rl
-    bad_updates: int  # the latest ones that were not applied, in a row
-    extra: dict[str, Any]  # what the caller wants back
-    base: str = ""  # folder of the weights that adapters are trained beside
+    bad_updates: int  # consecutive updates not applied, up to now
+    extra: dict[str, Any]  # returned to the caller at load
+    base: str = ""  # folder of the base weights under LoRA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one rank writes, in host memory: training may continue while it is written."""
+    """One rank's shard of a checkpoint in host memory; training may continue while it is written."""
 
     rank: int
     tensors: dict[str, Tensor]  # flat, float32
@@ -53,7 +53,7 @@ class Snapshot:
     facts: dict[str, Any]  # of the whole checkpoint; rank 0 writes them
 
     def write(self, folder: Path) -> list[Path]:
-        """The files of this rank."""
+        """Write this rank's files; returns their paths."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 def snapshot(state: "LearnerState", position: Position, *, architecture: str) -> Snapshot:
-    """Of this rank; every rank takes its own, between the same two updates."""
+    """Copy this rank's shard; all ranks must call it between the same two updates."""
     state.prepare_moments()
     tensors: dict[str, Tensor] = {}
     starts: dict[str, int] = {}
@@ -87,15 +87,15 @@ def snapshot(state: "LearnerState", position: Position, *, architecture: str) ->
 
 
 def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
-    """Take over a checkpoint, from any number of ranks; a rank that it did not have keeps its own generators.
+    """Load a checkpoint written by any number of ranks; a rank beyond those keeps its current generators.
 
-    A collective. Raises `ConfigError`, on all ranks, for one that cannot be read or has holes, and for another
+    A collective. Raises `ConfigError` on all ranks if the checkpoint cannot be read, is incomplete, or has another
     architecture.
     """
     facts = _read_facts(folder)
-    theirs = {name: tuple(shape) for name, shape in facts["shapes"].items()}
+    saved_shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
     refuse_other_shapes(
-        theirs,
+        saved_shapes,
         state.shapes,
         option="--run-dir",
         name=f"checkpoint {folder} of {facts['architecture']}",
@@ -107,7 +107,9 @@ def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
         files, generators, problem = None, None, ""
         try:
             files = stack.enter_context(contextlib.closing(RankFiles(folder, facts["world_size"])))
-            files.refuse_holes({_key(name, part): state.numel(name) for name in theirs for part in state.parts(name)})
+            files.refuse_holes(
+                {_key(name, part): state.numel(name) for name in saved_shapes for part in state.parts(name)}
+            )
             if rank < facts["world_size"]:
                 generators = torch.load(folder / generators_file(rank), weights_only=True)
         except (OSError, ValueError) as unreadable:
@@ -127,14 +129,14 @@ def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
 
 
 class RankFiles:
-    """The files of all ranks of a checkpoint as one: any range of any value."""
+    """Reads any range of any value from the files of all ranks of a checkpoint."""
 
     def __init__(self, folder: Path, num_ranks: int) -> None:
         """Raises `OSError` for a file that is missing, `ValueError` for an invalid one."""
         from safetensors import SafetensorError, safe_open
 
         self._stack = contextlib.ExitStack()
-        self._places: dict[str, list[tuple[range, Any]]] = {}  # by key: elements, and their slice of a file
+        self._places: dict[str, list[tuple[range, Any]]] = {}  # by key: elements, and the file slice that has them
         try:
             for rank in range(num_ranks):
                 path = folder / state_file(rank)
@@ -147,13 +149,13 @@ class RankFiles:
                     self._places.setdefault(key, []).append((range(start, start + count), values))
         except (SafetensorError, KeyError, TypeError) as broken:
             self.close()
-            raise ValueError(f"a rank's file is not part of a checkpoint: {broken}") from broken
+            raise ValueError(f"a file of a rank is not part of a checkpoint: {broken}") from broken
         except BaseException:
             self.close()
             raise
 
     def refuse_holes(self, expected: Mapping[str, int]) -> None:
-        """Raises `ValueError` where elements of a value are in no file; `expected` has how many there are."""
+        """Raises `ValueError` if an element of a value is in no file; `expected`: number of elements by key."""
         for key, numel in expected.items():
             reached = 0
             for elements, _ in sorted(self._places.get(key, ()), key=lambda place: place[0].start):
@@ -164,27 +166,27 @@ class RankFiles:
                 raise ValueError(f"no rank's file has element {reached} of {numel} of {key}")
 
     def read(self, key: str, wanted: range) -> Tensor:
-        """The wanted elements, float32."""
-        whole = torch.empty(len(wanted), dtype=torch.float32)
+        """The elements `wanted` of a value, float32."""
+        values_read = torch.empty(len(wanted), dtype=torch.float32)
         for elements, values in self._places[key]:
             first, last = max(elements.start, wanted.start), min(elements.stop, wanted.stop)
             if first < last:
                 found = values[first - elements.start : last - elements.start]
-                whole[first - wanted.start : last - wanted.start] = found
-        return whole
+                values_read[first - wanted.start : last - wanted.start] = found
+        return values_read
 
     def close(self) -> None:
         self._stack.close()
 
 
-def refuse_other_shapes(theirs: Shapes, expected: Shapes, *, option: str, name: str, ours: str) -> None:
-    """Rank 0 compares, all ranks hear the answer, and raise `ConfigError` where the shapes differ."""
-    differing = sorted(set(theirs.items()) ^ set(expected.items()))
-    answer: list[Any] = [differing[0][0] if differing else None]
-    dist.broadcast_object_list(answer, 0)
-    if answer[0] is not None:
+def refuse_other_shapes(found: Shapes, expected: Shapes, *, option: str, name: str, ours: str) -> None:
+    """Raises `ConfigError` on all ranks if the shapes differ. Rank 0 compares and broadcasts the result."""
+    differing = sorted(set(found.items()) ^ set(expected.items()))
+    different: list[Any] = [differing[0][0] if differing else None]
+    dist.broadcast_object_list(different, 0)
+    if different[0] is not None:
         raise ConfigError(
-            option, f"{name} does not fit {ours} (they differ in {answer[0]})", "name one of the same architecture"
+            option, f"{name} does not fit {ours} (they differ in {different[0]})", "name one of the same architecture"
         )
 
 
@@ -197,7 +199,7 @@ def generators_file(rank: int) -> str:
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    """Read by rank 0, handed to all."""
+    """Rank 0 reads them and broadcasts them. Raises `ConfigError` on all ranks."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
@@ -206,20 +208,20 @@ def _read_facts(folder: Path) -> dict[str, Any]:
             shared = [f"cannot read {folder}: {error}"]
     dist.broadcast_object_list(shared, 0)
     if isinstance(shared[0], str):
-        raise _not_whole(shared[0])
+        raise _unreadable(shared[0])
     return shared[0]
 
 
 def _refuse_together(problem: str) -> None:
-    """Raises `ConfigError` on all ranks where one of them has a problem: the others would wait for it."""
+    """Raises `ConfigError` on all ranks if any rank has a problem; else the others would wait for it."""
     problems: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     if first := next(filter(None, problems), ""):
-        raise _not_whole(first)
+        raise _unreadable(first)
 
 
-def _not_whole(problem: str) -> ConfigError:
-    return ConfigError("--run-dir", problem, "name one whose checkpoints are whole")
+def _unreadable(problem: str) -> ConfigError:
+    return ConfigError("--run-dir", problem, "name a run directory with complete checkpoints")
 
 
 def _key(name: str, part: "Part") -> str:

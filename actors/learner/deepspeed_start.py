@@ -1,4 +1,4 @@
-"""How ranks meet and a DeepSpeed engine is started around a policy."""
+"""Process group rendezvous of the ranks, and start of a DeepSpeed engine around a policy."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def learner_device(learner: LearnerConfig) -> torch.device:
-    """The GPU that this process sees, or the CPU; DeepSpeed is told too."""
+    """The GPU visible to this process, or the CPU; for the CPU it also sets `DS_ACCELERATOR`."""
     if learner.device == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -32,14 +32,14 @@ def learner_device(learner: LearnerConfig) -> torch.device:
 
 
 def open_store(learner: LearnerConfig, host: str) -> TCPStore:
-    """Where the other ranks are waited for: a port that is never released in between, so nobody else can take it."""
+    """Rendezvous store of the ranks. It holds its port from now on, so that no other process can take it."""
     deadline = timedelta(seconds=learner.start_deadline_s)
     return TCPStore(host, 0, learner.ranks, is_master=True, timeout=deadline, wait_for_workers=False)
 
 
 def join_ranks(learner: LearnerConfig, rank: int, device: torch.device, store: Any) -> None:
-    """Enter the process group; `store` is that of the rank that the others meet at, or its address and port."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(learner.ranks), LOCAL_RANK="0")  # DeepSpeed asks for them
+    """Join the process group; `store`: the rendezvous store, or its (host, port) on the other ranks."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(learner.ranks), LOCAL_RANK="0")  # DeepSpeed reads them
     if dist.is_initialized():
         if dist.get_world_size() != learner.ranks:
             raise LearnerError(f"this process already belongs to a group of {dist.get_world_size()} ranks")
@@ -58,25 +58,25 @@ def join_ranks(learner: LearnerConfig, rank: int, device: torch.device, store: A
         rank=rank,
         world_size=learner.ranks,
         timeout=timedelta(seconds=learner.step_deadline_s),
-        device_id=device if device.type == "cuda" else None,  # else a barrier takes the rank's number for its GPU's
+        device_id=device if device.type == "cuda" else None,  # else a barrier uses the rank as the GPU index
     )
 
 
 def seed_generators(seed: int) -> None:
-    """Every generator that torch, numpy and Python draw from by default."""
+    """Seed the default generators of torch, numpy and Python."""
     random.seed(seed % 2**32)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed % 2**32)
 
 
 def compute_deterministically() -> None:
-    """For the whole process: torch raises for each operation that it cannot compute deterministically."""
+    """For the whole process; torch raises for an operation without a deterministic implementation."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfig) -> tuple[Any, RefusingAdamW]:
-    """DeepSpeed's engine around the policy, and the optimizer in it."""
+    """The DeepSpeed engine around the policy, and its optimizer."""
     deepspeed = _quiet_deepspeed(learner)
     optimizer = RefusingAdamW(parameter_groups(policy, adam.weight_decay), **optimizer_arguments(learner, adam))
     if learner.zero == 0:
@@ -88,26 +88,26 @@ def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfi
 
 
 def end_collectives_after(seconds: float) -> None:
-    """In DeepSpeed's groups too, which it makes with torch's default of 10 minutes on GPUs and 30 on a CPU."""
+    """Set the timeout of all process groups; DeepSpeed creates its own with torch's default (10 or 30 minutes)."""
     for group in distributed_c10d._world.pg_map:
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def _quiet_deepspeed(learner: LearnerConfig) -> Any:
-    """DeepSpeed, which logs every setting at every start, with only its errors left."""
+    """Import DeepSpeed with only its errors logged; by default it logs every setting at start."""
     with contextlib.redirect_stdout(None):
         import deepspeed
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     if learner.device == "cpu":
-        # Shared-memory collectives for CPU inference: unused here, and compiled for minutes at the first start. On a
-        # GPU DeepSpeed does not use them, and reading this table there would probe every operation.
+        # Disable shared-memory collectives for CPU inference: unused here, and their first compilation takes minutes.
+        # Not on a GPU: DeepSpeed does not use them there, and reading this table would probe every operation.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """One group, or two where there is weight decay: none on vectors (norms, biases)."""
+    """One group without weight decay; with it two, so that vectors (norms, biases) have none."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if not weight_decay:
         return [{"params": parameters, "weight_decay": 0.0}]
@@ -118,9 +118,9 @@ def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 def optimizer_arguments(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str, Any]:
-    """What AdamW is made with, besides the parameters and their decay."""
+    """AdamW's arguments, besides the parameters and their weight decay."""
     return {
-        "lr": 0.0,  # every update names its own
+        "lr": 0.0,  # set at every update
         "betas": (adam.beta1, adam.beta2),
         "eps": adam.epsilon,
         "fused": learner.device == "cuda" or learner.offload,  # offloaded: torch's fused AdamW for CPUs
@@ -128,7 +128,7 @@ def optimizer_arguments(learner: LearnerConfig, adam: OptimizerConfig) -> dict[s
 
 
 def deepspeed_config(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str, Any]:
-    """What DeepSpeed is started with. Micro batches and their scale are ours: it is told of one micro batch a step."""
+    """DeepSpeed's config. It declares one micro batch per step: `OptimizerSteps` does the accumulation and scaling."""
     on_gpu = learner.device == "cuda"
     zero: dict[str, Any] = {"stage": learner.zero, "overlap_comm": on_gpu, "reduce_bucket_size": REDUCE_BUCKET}
     if learner.copy_ranks > 1:

@@ -1,4 +1,4 @@
-"""The losses of one update's micro batches, as functions of their place and their tensors."""
+"""The losses of one update, as functions of a micro batch's index and its tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,14 +14,14 @@ from rstar_ray.config import RunConfig
 Forward = Callable[[MicroBatch, float], tuple[Tensor, Tensor]]
 """Log-probability and entropy of each sampled token at a temperature."""
 LossFn = Callable[[int, MicroBatch], tuple[Tensor, LossStats]]
-"""The loss of the update's micro batch of this number."""
+"""Loss of a micro batch, given its index in the update."""
 
 
 class PolicyLoss:
     """The RL loss of one update.
 
-    Without `old`, the update's own log-probs, detached, are the old ones: the weights that the forward pass uses are
-    those before the update, so both are the same computation, and the ratio is exactly 1.
+    Without `old`, the detached log-probs of the forward pass serve as old log-probs. This is exact: the pass runs
+    before the weights change, and the ratio is 1.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class PolicyLoss:
         self._rule = rule("loss", config.algorithm, config.own_folder)
         self._old = old
         self._reference = reference
-        self.drift = 0.0  # largest difference so far between `old` and the update's own
-        self.seen: list[tuple[Tensor, Tensor]] = []  # by micro batch: entropies [N], and `old` less the engine's [N]
+        self.drift = 0.0  # largest difference so far between `old` and the current log-probs
+        self.seen: list[tuple[Tensor, Tensor]] = []  # by micro batch: entropies [N], old - rollout log-probs [N]
 
     def __call__(self, index: int, batch: MicroBatch) -> tuple[Tensor, LossStats]:
         logprobs_N, entropy_N = self._forward(batch, self._temperature)
@@ -61,7 +61,7 @@ class PolicyLoss:
 
 
 def seen_by_row(rows: Sequence[TokenRow], seen: tuple[Tensor, Tensor]) -> Iterator[tuple[str, SeenTokens]]:
-    """What `PolicyLoss` saw of a micro batch, row by row: as `collate` lays them out, end to end."""
+    """Split an entry of `PolicyLoss.seen` by row; `collate` concatenates the rows in order."""
     entropies_N, diffs_N = (values.float().cpu().numpy() for values in seen)
     start = 0
     for row in rows:
@@ -71,7 +71,7 @@ def seen_by_row(rows: Sequence[TokenRow], seen: tuple[Tensor, Tensor]) -> Iterat
 
 
 class SftLoss:
-    """Cross-entropy; of the model's own distribution, whatever temperature rollouts are sampled at."""
+    """Cross-entropy at temperature 1, whatever the sampling temperature of rollouts."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

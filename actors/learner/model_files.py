@@ -1,4 +1,4 @@
-"""The policy as an ordinary Hugging Face folder: written, and taken over."""
+"""Writes the policy as a Hugging Face model folder, and loads weights from one."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from actors.learner.state import LearnerState
 
 GATHERED_BYTES = 2 * 2**30
-"""Of weights that ZeRO-3 brings together at a time."""
+"""Bytes of weights that ZeRO-3 gathers at a time."""
 NOT_WEIGHTS = (
     *("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     "generation_config.json",
@@ -30,12 +30,10 @@ NOT_WEIGHTS = (
 def export(
     folder: Path, policy: Policy, state: "LearnerState", learner: LearnerConfig, *, source: Path, base: str
 ) -> Callable[[], Sequence[Path]] | None:
-    """What writes the folder from copies in host memory, on rank 0; nothing on the others. A collective.
+    """Copy the weights to host memory; returns the function that writes the folder (rank 0), or None. A collective.
 
-    Tokenizer and generation config are those of the folder `source`.
-
-    Under adapters the folder has the merged model in float32, and `adapter` beside it is a PEFT folder whose base model
-    is `base`.
+    Tokenizer and generation config are copied from the folder `source`. With LoRA, the folder contains the merged model
+    in float32, and `adapter` beside it is a PEFT folder whose base model is `base`.
     """
     tensors = _on_host(state.whole_model(GATHERED_BYTES))
     adapter = _on_host(state.adapter(GATHERED_BYTES)) if learner.lora_rank else {}
@@ -64,9 +62,10 @@ def _on_host(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _write(folder: Path, policy: Policy, tensors: dict[str, Tensor], source: Path) -> list[Path]:
-    """Safetensors and config, and the tokenizer and the generation config of `source`, byte by byte.
+    """Write safetensors and config; copy tokenizer and generation config from `source` unchanged.
 
-    transformers loads generation configs that it refuses to save (a temperature where nothing is sampled).
+    The generation config is copied because transformers loads some that it refuses to save (a temperature with sampling
+    off).
     """
     from transformers import GenerationConfig
 
@@ -77,21 +76,21 @@ def _write(folder: Path, policy: Policy, tensors: dict[str, Tensor], source: Pat
         for file in sorted(source.glob(pattern)):
             shutil.copyfile(file, folder / file.name)
     for written in folder.glob("*.safetensors"):
-        written.chmod(0o644)  # safetensors leaves them readable by their owner alone
+        written.chmod(0o644)  # safetensors makes them readable by the owner only
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _name_dtype(config: Path, dtype: torch.dtype) -> None:
-    """transformers writes the type of the model in memory, which an adapter's merged weights do not have."""
+    """Set the dtype in config.json: transformers wrote that of the model in memory, not of the merged weights."""
     content = json.loads(config.read_text())
     content["dtype"] = str(dtype).removeprefix("torch.")
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def take_over(folder: Path, policy: Policy, state: "LearnerState") -> None:
-    """The weights of a folder of the same architecture, one tensor at a time; a collective, read by rank 0.
+    """Load the weights of a folder of the same architecture, one tensor at a time; a collective, rank 0 reads.
 
-    Raises `ConfigError`, on all ranks, where a parameter is missing or of another shape.
+    Raises `ConfigError` on all ranks if a parameter is missing or has another shape.
     """
     reads = dist.get_rank() == 0
     saved = SavedWeights(folder) if reads else None

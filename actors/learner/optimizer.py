@@ -10,15 +10,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class RefusingAdamW(torch.optim.AdamW):
-    """AdamW that leaves everything unchanged while `refuse` is set, or where a gradient is not finite.
+    """AdamW whose `step` changes nothing if `refuse` is set or, with `clip_here`, if a gradient is not finite.
 
-    DeepSpeed calls `step` in the middle of its bookkeeping, which must run in any case. Without
-    ZeRO nobody clips, so it clips here.
+    The optimizer itself refuses, because DeepSpeed calls `step` within its own bookkeeping, which must always run.
+    Without ZeRO, DeepSpeed does not clip here, so this class does.
     """
 
     refuse: bool = False
-    clip_here: float | None = None  # without ZeRO: clip to this norm; 0 clips nothing
-    grad_norm: float = 0.0  # where clipped here
+    clip_here: float | None = None  # without ZeRO: maximum norm; 0: no clipping
+    grad_norm: float = 0.0  # of the last step, set with `clip_here`
     refused: bool = False
 
     def step(self, closure: Any = None) -> Any:
@@ -31,7 +31,7 @@ class RefusingAdamW(torch.optim.AdamW):
         return None if self.refused else super().step(closure)
 
     def fill_state(self, parameters: Iterable[Tensor]) -> None:
-        """Make the moments of these exist, as zeros, where no step has made them yet."""
+        """Create zero moments for parameters that have none yet."""
         for parameter in parameters:
             if "step" not in self.state[parameter]:
                 at = parameter.device if self.defaults["fused"] else "cpu"
@@ -40,6 +40,6 @@ class RefusingAdamW(torch.optim.AdamW):
                     self.state[parameter][moment] = torch.zeros_like(parameter)
 
     def set_steps(self, step: int) -> None:
-        """Adam's own count, which its bias correction uses."""
+        """Set Adam's step count, which its bias correction uses."""
         for state in self.state.values():
             state["step"].fill_(step)

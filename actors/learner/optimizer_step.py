@@ -1,4 +1,4 @@
-"""One optimizer step: micro batches through a loss, summed over all ranks, refused where it is not finite."""
+"""One optimizer step: micro batches through a loss, summed over all ranks; not applied if it is not finite."""
 
 import math
 import time
@@ -28,7 +28,7 @@ MicroBatches = Sequence[Sequence[TokenRow]]  # of one rank; a micro batch may be
 
 @dataclass(slots=True)
 class _Counts:
-    """Of a rank's micro batches, or of all ranks'."""
+    """Token counts of micro batches, of one rank or of all."""
 
     tokens: int = 0  # trained on
     input_tokens: int = 0
@@ -41,7 +41,7 @@ class _Counts:
 
 
 class OptimizerSteps:
-    """Takes optimizer steps and counts them; every rank calls it with as many micro batches."""
+    """Takes optimizer steps and counts them; every rank calls it with the same number of micro batches."""
 
     def __init__(self, config: RunConfig, rank: int, engine: Any, optimizer: RefusingAdamW) -> None:
         self._config = config
@@ -50,13 +50,13 @@ class OptimizerSteps:
         self._optimizer = optimizer
         self._device = torch.device(engine.device)
         self._shares_gpu = shares_gpus(config.engine, config.learner)
-        self.bad_updates = 0  # not applied, in a row
+        self.bad_updates = 0  # consecutive updates not applied
         self.step = 0  # applied
 
     def take(
         self, micro_batches: MicroBatches, batches: Sequence[MicroBatch], loss_of: LossFn, lr: float
     ) -> UpdateResult:
-        """Apply the gradient of all ranks' micro batches, or leave everything as it is where it is not finite."""
+        """Apply the gradient of all ranks' micro batches; change nothing if loss or gradient is not finite."""
         started_s = time.perf_counter()
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -70,7 +70,7 @@ class OptimizerSteps:
         if applied:
             self.step += 1
             self.bad_updates = 0
-        if self._shares_gpu:  # an engine there takes new weights next, and one that starts again looks for free memory
+        if self._shares_gpu:  # an engine on this GPU needs free memory to load weights or to restart
             torch.cuda.empty_cache()
         return UpdateResult(
             applied=applied,
@@ -108,7 +108,7 @@ class OptimizerSteps:
     def _over_ranks(
         self, counts: _Counts, losses: Sequence[Tensor], stats: LossStats
     ) -> tuple[_Counts, float, dict[str, float]]:
-        """Every rank's counts together, the loss, and the statistics as metrics: means over tokens, and maxima."""
+        """Counts and loss summed over ranks, and the statistics as metrics: token means, or maxima."""
         maxima = [name for name in stats if step_metric(name)[0].reduction is Reduction.MAX]
         means = [name for name in stats if name not in maxima]
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -126,19 +126,19 @@ class OptimizerSteps:
         return _Counts(int(tokens), int(input_tokens), int(padded_tokens)), total, metrics
 
     def _grad_norm(self) -> float:
-        """Of the last step, over all ranks, before clipping; not finite where any gradient was not."""
+        """Global gradient norm of the last step before clipping; not finite if any gradient was not."""
         if self._config.learner.zero == 0:
             return self._optimizer.grad_norm
         norm = float(self._engine.get_global_grad_norm() or 0.0)
-        return norm if norm >= 0 else math.inf  # DeepSpeed says -1 for a norm that is not finite
+        return norm if norm >= 0 else math.inf  # DeepSpeed returns -1 if the norm is not finite
 
     def _bad_update(self, micro_batches: MicroBatches, losses: Sequence[Tensor], loss: float, grad_norm: float) -> str:
-        """Count it, save the batch, and return which rows are suspect; the run decides whether to continue."""
+        """Count the refused update, save its rows, and return the reason; the run decides whether to continue."""
         self.bad_updates += 1
         by_rank: list[Any] = [None] * self._config.learner.ranks
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))
         named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
-        reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no single row stands out'})"
+        reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row identified as the cause'})"
         if self._config.optimizer.save_bad_updates:
             path = Path(self._config.optimizer.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
             with best_effort(path.name):
@@ -147,7 +147,7 @@ class OptimizerSteps:
 
 
 def as_one(results: Sequence[UpdateResult]) -> UpdateResult:
-    """Several optimizer steps as one result: what was applied of them, means by tokens, the last one's position."""
+    """Combine several optimizer steps into one result: token-weighted means, and the last step's position."""
     last = results[-1]
     if len(results) == 1:
         return last
@@ -168,7 +168,7 @@ def as_one(results: Sequence[UpdateResult]) -> UpdateResult:
 
 
 def suspects(micro_batches: MicroBatches, losses: Sequence[Tensor]) -> list[str]:
-    """Rows of the micro batches whose loss is not finite: those whose own numbers are not, or else all of them."""
+    """Names of rows in micro batches with a non-finite loss: rows with non-finite inputs, or else all of them."""
     broken = [
         row for rows, loss in zip(micro_batches, losses, strict=True) for row in rows if not math.isfinite(float(loss))
     ]
@@ -177,7 +177,7 @@ def suspects(micro_batches: MicroBatches, losses: Sequence[Tensor]) -> list[str]
 
 
 def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
-    """Rows as one npz, for inspection: `names`, `advantages`, and per row `ids-i`, `mask-i`, `logprobs-i`."""
+    """Save rows as one npz for inspection: `names`, `advantages`, and per row `ids-i`, `mask-i`, `logprobs-i`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {
         "names": np.array([row.name for row in rows]),
@@ -191,7 +191,7 @@ def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
 
 
 def _joined(name: str, one: Tensor, other: Tensor) -> Tensor:
-    """One statistic of two micro batches."""
+    """Combine one statistic of two micro batches: maximum or sum."""
     return torch.maximum(one, other) if step_metric(name)[0].reduction is Reduction.MAX else one + other
 
 

@@ -1,4 +1,4 @@
-"""The policy as the learner holds it: a Hugging Face causal LM that answers with log-probabilities of chosen tokens."""
+"""The learner's policy: a Hugging Face causal LM that returns log-probabilities of given tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ from rstar_ray.errors import ConfigError
 
 BFLOAT16_DIFFERENCE = 0.1
 """Largest mean difference of log-probs between two correct forward passes in bfloat16 [nat]. An improbable token may
-differ by more; attention into another row, or scaled logits, move all tokens by about 1."""
+differ by more. Attention across rows, or scaled logits, change all tokens by about 1."""
 
 
 class Policy(nn.Module):
-    """A causal LM that answers with log-probabilities of chosen tokens in place of logits."""
+    """A causal LM that returns log-probabilities of given tokens instead of logits."""
 
     def __init__(self, language_model: Any, chunk_tokens: int, *, float32_head: bool = False) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Policy(nn.Module):
 
     @property
     def architecture(self) -> str:
-        """A readable name for what must agree between a checkpoint and this model."""
+        """A readable description of the properties that a checkpoint must share with this model."""
         config = self.language_model.config
         name = (getattr(config, "architectures", None) or [type(self.language_model).__name__])[0]
         return (
@@ -45,8 +45,8 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each sampled token under the tempered distribution: two float32 [N]."""
-        ours = self.language_model.config._attn_implementation == row_attention.NAME
-        rows = {"row_lengths": batch.row_lengths} if ours else {}
+        packed = self.language_model.config._attn_implementation == row_attention.NAME
+        rows = {"row_lengths": batch.row_lengths} if packed else {}
         hidden_BTH = self.language_model.base_model(
             input_ids=batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False, **rows
         ).last_hidden_state
@@ -55,7 +55,7 @@ class Policy(nn.Module):
 
 
 class LogprobHead(nn.Module):
-    """The output layer; as a separate module, so that ZeRO-3 gathers its weight around it."""
+    """The output layer; a separate module, so that ZeRO-3 gathers its weight when it is called."""
 
     def __init__(self, weight_VH: Tensor, chunk_tokens: int, *, float32: bool) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LogprobHead(nn.Module):
         self.float32 = float32
 
     def forward(self, hidden: Tensor, targets_N: Tensor | None = None, temperature: float | None = None) -> Any:
-        """Logits as the model's own layer gives them; at a temperature log-probabilities and entropies of targets."""
+        """With targets and a temperature, their log-probabilities and entropies; otherwise logits."""
         if targets_N is None or temperature is None:
             return nn.functional.linear(hidden, self.weight)
         return token_logprobs(
@@ -88,22 +88,22 @@ class RankFacts:
 
 
 def rank_facts(policy: Policy, num_parameters: int) -> RankFacts:
-    """What the front plans with."""
+    """The facts that the driver needs for planning."""
     config = policy.language_model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = config.num_attention_heads * head_dim * config.num_hidden_layers
     return RankFacts(
         num_parameters=num_parameters,
         max_context_tokens=int(getattr(config, "max_position_embeddings", 2**31)),
-        # 2 flops a parameter and token, and on average half a length of keys: 2 * width flops each.
+        # Per token: 2 flops per parameter; attention to half the row on average, 2 * width flops per key.
         attention_tokens=num_parameters / width,
     )
 
 
 def load_language_model(folder: Path, learner: LearnerConfig) -> Any:
-    """The causal LM of a Hugging Face folder in the forward pass's type; on the CPU.
+    """Load the causal LM of a Hugging Face folder in the forward dtype, on the CPU.
 
-    Raises `ConfigError` where engines could not serve what the learner would publish of it.
+    Raises `ConfigError` if engines could not serve the weights that the learner would publish.
     """
     import transformers
 
@@ -121,17 +121,17 @@ def load_language_model(folder: Path, learner: LearnerConfig) -> Any:
     if model.config.tie_word_embeddings and own_head:
         raise ConfigError(
             "--model",
-            f"config.json of {folder} ties the output head to the embeddings, but its file has a head of other values",
-            "set tie_word_embeddings to false there if the head was trained, or remove it from the file",
+            f"config.json of {folder} ties the output head to the embeddings, but the weights have a different head",
+            "set tie_word_embeddings to false if the head was trained, or remove the head from the weights",
         )
     return model
 
 
 def use_liger(model: Any) -> None:
-    """Replace norms, rotary embeddings and SwiGLU by Liger's fused kernels, through transformers' own hook.
+    """Replace norms, rotary embeddings and SwiGLU by Liger's fused kernels, through transformers' hook.
 
-    The loss stays ours: the output head computes log-probabilities in chunks. Raises `ConfigError` where the package is
-    missing, or has no kernels for this model.
+    Liger's losses stay off: `LogprobHead` computes log-probabilities in chunks. Raises `ConfigError` if the package is
+    missing or has no kernels for this model.
     """
     from transformers.integrations.liger import apply_liger_kernel
     from transformers.utils.import_utils import is_liger_kernel_available
@@ -148,8 +148,7 @@ def use_liger(model: Any) -> None:
 
 
 def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, learner: LearnerConfig) -> None:
-    """Refuse a model that does more to its logits than its output layer (scales or caps them), and one in which a row
-    changes what follows it in a packed line."""
+    """Raises `ConfigError` for a model that scales or caps logits after its output layer, or mixes packed rows."""
     rows = [
         TokenRow(f"probe-{first}", np.arange(first, first + 8, dtype=np.int32), np.ones(8, np.bool_))
         for first in (1, 9)
@@ -158,26 +157,26 @@ def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, lea
     alone = [collate([row], packed=learner.packed).to(device) for row in rows]
     engine.eval()
     with torch.no_grad():
-        both_N, _ = policy(batch, 1.0)
+        packed_N, _ = policy(batch, 1.0)
         alone_N = torch.cat([policy(one, 1.0)[0] for one in alone])
         logits_NV = policy.language_model(input_ids=alone[0].input_ids_BT, use_cache=False).logits[0].float()
     engine.train()
-    theirs_N = logits_NV.log_softmax(-1).gather(-1, alone[0].targets_N[:, None])[:, 0]
-    whole = policy.language_model.dtype == torch.float32
-    if _mean_difference(alone_N[: len(theirs_N)], theirs_N) > (1e-3 if whole else BFLOAT16_DIFFERENCE):
+    expected_N = logits_NV.log_softmax(-1).gather(-1, alone[0].targets_N[:, None])[:, 0]
+    full_precision = policy.language_model.dtype == torch.float32
+    if _mean_difference(alone_N[: len(expected_N)], expected_N) > (1e-3 if full_precision else BFLOAT16_DIFFERENCE):
         raise ConfigError(
             "--model",
-            f"{policy.architecture} changes its logits after its output layer",
+            f"{policy.architecture} changes its logits after the output layer",
             "use a model whose logits are hidden @ weight",
         )
-    if _mean_difference(both_N, alone_N) > (1e-5 if whole else BFLOAT16_DIFFERENCE):
+    if _mean_difference(packed_N, alone_N) > (1e-5 if full_precision else BFLOAT16_DIFFERENCE):
         raise ConfigError(
             "--learner.attention",
-            f"{learner.attention} packs rows end to end, and {policy.architecture} does not keep them apart",
+            f"{learner.attention} packs rows end to end, but {policy.architecture} mixes packed rows",
             "give sdpa",
         )
 
 
 def _mean_difference(logprobs_N: Tensor, expected_N: Tensor) -> float:
-    """In nats; not finite values differ."""
+    """Mean absolute difference in nats; infinite if a value is not finite."""
     return float((logprobs_N - expected_N).abs().nan_to_num(torch.inf).mean())

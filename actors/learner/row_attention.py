@@ -1,8 +1,8 @@
-"""Attention over rows that lie end to end in one line: causal within each row, none across, and no padding.
+"""Attention over rows packed end to end: causal within each row, none across rows, no padding.
 
 On NVIDIA GPUs torch's `varlen_attn` (flash attention) takes all rows in one call. Elsewhere, and in float32, which
-flash attention does not support, `scaled_dot_product_attention` takes neighbouring rows of one length at a time. ROCm
-stays with the latter until `varlen_attn` has run there.
+flash attention does not support, `scaled_dot_product_attention` takes adjacent rows of equal length at a time. ROCm
+uses the latter: `varlen_attn` is not tested there.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NAME = "rows"
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What an attention layer attends with: H query heads and K key and value heads over T tokens, D wide."""
+    """Inputs of an attention layer: H query heads and K key/value heads, T tokens, head dimension D."""
 
     query_BHTD: Tensor
     key_BKTD: Tensor
@@ -30,7 +30,7 @@ class Heads:
 def attend_rows(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Transformers' attention interface; `mask` is what the mask function made, which for this attention is nothing."""
+    """Transformers' attention interface; `mask` is always None, see `_no_mask`."""
     return attend(Heads(query, key, value), **options), None
 
 
@@ -43,9 +43,9 @@ def attend(
     sliding_window: int | None = None,
     **_: Any,
 ) -> Tensor:
-    """PyTorch's fused attention: [B, T, H, D].
+    """PyTorch's fused attention; returns [B, T, H, D].
 
-    `row_lengths` add up to T where B is 1; without them each of the B lines is one row.
+    With `row_lengths`, which sum to T, B is 1. Without them, each batch entry is one row.
     """
     if row_lengths is not None and not dropout and has_varlen(heads.query_BHTD):
         return attend_varlen(heads, row_lengths, scaling=scaling, sliding_window=sliding_window)
@@ -64,14 +64,14 @@ def attend(
             enable_gqa=grouped,
         )
 
-    whole = (heads.query_BHTD, heads.key_BKTD, heads.value_BKTD)
+    all_heads = (heads.query_BHTD, heads.key_BKTD, heads.value_BKTD)
     if row_lengths is None:
-        return fused(*whole).transpose(1, 2).contiguous()
+        return fused(*all_heads).transpose(1, 2).contiguous()
     runs = [(length, len(list(same))) for length, same in groupby(row_lengths)]
     if len(runs) == 1:
-        return _as_line(fused(*(_as_rows(part, runs[0][1]) for part in whole)))
+        return _as_line(fused(*(_as_rows(part, runs[0][1]) for part in all_heads)))
     sizes = [length * count for length, count in runs]
-    parts = zip(*(part.split(sizes, dim=2) for part in whole), strict=True)
+    parts = zip(*(part.split(sizes, dim=2) for part in all_heads), strict=True)
     lines = [
         _as_line(fused(*(_as_rows(part, count) for part in run))) for run, (_, count) in zip(parts, runs, strict=True)
     ]
@@ -79,19 +79,19 @@ def attend(
 
 
 def has_varlen(query: Tensor) -> bool:
-    """Whether `varlen_attn` takes it: half precision, on an NVIDIA GPU."""
+    """Whether `varlen_attn` supports it: half precision on an NVIDIA GPU."""
     return query.is_cuda and torch.version.hip is None and query.dtype in (torch.bfloat16, torch.float16)
 
 
 def attend_varlen(
     heads: Heads, row_lengths: tuple[int, ...], *, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    """All rows of one line in one call: [1, T, H, D]."""
+    """All packed rows in one call; returns [1, T, H, D]."""
     query_THD, key_TKD, value_TKD = (
         part.squeeze(0).transpose(0, 1).contiguous() for part in (heads.query_BHTD, heads.key_BKTD, heads.value_BKTD)
     )
     starts, longest = _row_starts(row_lengths, query_THD.device), max(row_lengths)
-    # (-1, 0) is plain causal attention; a token counts in its own window, not in what lies to its left.
+    # (-1, 0) is plain causal attention. A window of n tokens includes the query token itself: n - 1 to its left.
     window = (-1, 0) if sliding_window is None or longest <= sliding_window else (sliding_window - 1, 0)
     out: Any = varlen_attn(
         query_THD,
@@ -110,7 +110,7 @@ def attend_varlen(
 
 @lru_cache(maxsize=8)
 def _row_starts(row_lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """int32 [rows + 1], the last one the end; every layer of a pass uses the same."""
+    """Cumulative row lengths, int32 [rows + 1]; cached, since every layer of a pass uses the same."""
     return torch.tensor([0, *accumulate(row_lengths)], dtype=torch.int32, device=device)
 
 
@@ -126,17 +126,17 @@ def _as_line(rows_NHLD: Tensor) -> Tensor:
 
 
 def _window(query_BHTD: Tensor, sliding_window: int | None) -> Tensor | None:
-    """Which earlier places each place sees, where that is not all of them: bool [T, T]."""
+    """Sliding-window causal mask, bool [T, T]; None if the window covers the whole row."""
     length = query_BHTD.shape[2]
     if sliding_window is None or length <= sliding_window:
         return None
-    place = torch.arange(length, device=query_BHTD.device)
-    behind = place[:, None] - place[None, :]
+    position = torch.arange(length, device=query_BHTD.device)
+    behind = position[:, None] - position[None, :]
     return (behind >= 0) & (behind < sliding_window)
 
 
 def register() -> str:
-    """Make it known to transformers; returns the name for `attn_implementation`."""
+    """Register this attention with transformers; returns the name for `attn_implementation`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend_rows)  # type: ignore[arg-type]

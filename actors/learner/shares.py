@@ -1,4 +1,4 @@
-"""Which rows an update takes, and which rank takes which: decided from counts alone, no token in sight."""
+"""Assigns rows to updates and ranks; needs only token counts, not the tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class RlShare:
     """One row for one rank."""
 
     row: TrainingRow
-    token_weight: float  # what the loss of each of its sampled tokens counts in the update
+    token_weight: float  # weight of each sampled token in the loss of the update
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ SftWork = list[list[SftShare]]  # of one rank, by micro batch
 
 
 def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[list[TrainingRow], tuple[LeftOut, ...]]:
-    """The rows to train on, and those longer than the model's context or without a sampled token."""
+    """The rows to train on, and the excluded ones: longer than the model's context, or no sampled token."""
     usable: list[TrainingRow] = []
     left_out: list[LeftOut] = []
     for row in rows:
@@ -48,11 +48,10 @@ def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[l
 
 
 def dealt(rows: Sequence[TrainingRow], num_updates: int) -> list[Sequence[TrainingRow]]:
-    """The rows of each of at most `num_updates` updates: whole prompt groups, with tokens as even as these allow.
+    """Split rows into at most `num_updates` updates of whole prompt groups, balanced by tokens.
 
-    Siblings stay together, because advantages are relative to their group: they sum to 0 over a whole group only, and
-    `--algorithm.normalisation group` divides by the tokens of a whole group. Within an update the rows keep their
-    order.
+    Groups are not split: advantages sum to 0 only over a whole group, and `--algorithm.normalisation group` divides by
+    the tokens of a whole group. Within an update the rows keep their order.
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -64,18 +63,21 @@ def dealt(rows: Sequence[TrainingRow], num_updates: int) -> list[Sequence[Traini
 
 
 def rows_refused(rows: Sequence[TrainingRow], num_updates: int, result: UpdateResult) -> tuple[LeftOut, ...]:
-    """Of rows so dealt out those whose update was not applied, though others of the call were."""
+    """The rows whose update was not applied, although other updates of the same call were."""
     updates = dealt(rows, num_updates)
     return tuple(LeftOut(row.rollout_id, result.reason) for number in result.refused for row in updates[number])
 
 
 def rl_shares(rows: Sequence[TrainingRow], config: RunConfig, *, attention_tokens: float) -> list[RlWork]:
-    """Each rank's work: prompt groups dealt to at most `--optimizer.updates-per-step` updates, each normalised by
-    itself. At a length of `attention_tokens` attention costs as much as the rest of the model."""
+    """Each rank's work: prompt groups split into at most `--optimizer.updates-per-step` updates.
+
+    Token weights are normalised within each update. `attention_tokens`: row length at which attention costs as much as
+    the rest of the model.
+    """
     by_rank: list[RlWork] = [[] for _ in range(config.learner.ranks)]
-    constant = config.engine.max_context_tokens  # one for all stages
+    constant = config.engine.max_context_tokens  # the same for all stages
     for part in dealt(rows, config.optimizer.updates_per_step):
-        sampled: Counter[str] = Counter()  # by rollout: the rows of its lines are one sample together
+        sampled: Counter[str] = Counter()  # by rollout: all rows of one rollout form one sample
         for row in part:
             sampled[row.rollout_id] += row.num_sampled_tokens
         groups = {row.rollout_id: row.group_id for row in part}
@@ -89,7 +91,7 @@ def rl_shares(rows: Sequence[TrainingRow], config: RunConfig, *, attention_token
 
 
 def sft_shares(examples: Sequence[SftExample], learner: LearnerConfig, *, attention_tokens: float) -> list[SftWork]:
-    """Each rank's conversations; every token with a loss weighs the same. Empty where no token has one."""
+    """Each rank's conversations; all tokens with a loss have equal weight. Empty if no token has a loss."""
     trained = [int(example.loss_mask[1:].sum()) for example in examples]
     if not sum(trained):
         return []

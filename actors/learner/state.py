@@ -1,8 +1,7 @@
-"""A learner's parameters and optimizer state whatever ZeRO spreads: whole tensors, or what this rank holds of them.
+"""Access to parameters and optimizer state under any ZeRO stage: full tensors, or this rank's shard.
 
-Where adapters are trained, the frozen weights have neither moments nor a float32 master.
-Everything here that reads or writes a whole parameter is a collective: all ranks call it, in the same order. What a
-rank holds of one is counted in elements of its flattened value.
+With LoRA, the frozen weights have neither moments nor float32 master weights. Every method that reads or writes a full
+parameter is a collective: all ranks call it in the same order. Shards are ranges of elements of the flattened tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ Part = str | None  # of a parameter: the float32 weight (None), or a moment
 
 
 class LearnerState:
-    """Names, weights and moments of one policy; `zero` is how much of them ZeRO spreads over the ranks (0 to 3)."""
+    """Names, weights and moments of one policy; `zero` is the ZeRO stage (0 to 3)."""
 
     def __init__(self, engine: Any, model: nn.Module, optimizer: RefusingAdamW, zero: int) -> None:
         self._engine = engine
@@ -32,23 +31,23 @@ class LearnerState:
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._adapted = adapted_weights(model)
         self._biases = frozen_biases(model)
-        self.base_replaced = False  # under adapters: the frozen weights are not the model folder's any more
+        self.base_replaced = False  # with LoRA: the frozen weights differ from the model folder's
         self._rank = dist.get_rank()
         self._device = torch.device(engine.device)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Whole shapes by Hugging Face name; tied parameters once."""
+        """Unsharded shapes by Hugging Face name; tied parameters once."""
         return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
 
     @property
     def folder_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the model's weights, by their names in a model folder."""
+        """Unsharded shapes of the model's weights, by their names in a model folder."""
         shapes = self.shapes
         return {name: shapes[own] for name, own in self._model_parameters().items()}
 
     def parts(self, name: str) -> tuple[Part, ...]:
-        """What there is of a parameter: the weight (None), and its moments where it is trained."""
+        """The parts of a parameter: the weight (None), and its moments if it is trained."""
         return (None, *MOMENTS) if self._parameters[name].requires_grad else (None,)
 
     def numel(self, name: str) -> int:
@@ -57,25 +56,25 @@ class LearnerState:
     # ------------------------------------------------------------ what this rank holds
 
     def held(self, name: str) -> range:
-        """The elements that this rank keeps: its partition under ZeRO, or all."""
+        """The elements on this rank: its partition under ZeRO, otherwise all."""
         parameter = cast(Any, self._parameters[name])
         if self._zero == 3:
             return _share(self.numel(name), self._rank, parameter.ds_tensor.numel())
         if not self._spread(name):
             return range(self.numel(name))
-        mapping = parameter._hp_mapping  # None where ZeRO gave this rank nothing of it
+        mapping = parameter._hp_mapping  # None if this rank has no elements of it
         start = mapping.lp_fragment_address.start if mapping else 0
         return range(start, start + (mapping.lp_fragment_address.numel if mapping else 0))
 
     def own(self, name: str) -> range:
-        """What this rank writes of `held`: of all ranks together each element once."""
+        """The part of `held` that this rank writes; over all ranks, each element is written once."""
         if self._spread(name):
             return self.held(name)
         numel = self.numel(name)
         return _share(numel, self._rank, -(-numel // dist.get_world_size()))
 
     def snapshot(self) -> Iterator[tuple[str, Part, range, Tensor]]:
-        """Float32 copies in host memory of all that is this rank's own; no collective."""
+        """Float32 copies in host memory of the elements in `own`; not a collective."""
         for name in self.shapes:
             own, held = self.own(name), self.held(name)
             for part in self.parts(name) if own else ():
@@ -83,8 +82,7 @@ class LearnerState:
                 yield name, part, own, flat.detach().to("cpu", torch.float32, copy=True)
 
     def restore(self, read: Callable[[str, Part, range], Tensor]) -> None:
-        """Take over what `read` has of all that this rank holds; then all ranks bring their weights into the forward
-        pass's type."""
+        """Load all elements in `held` with `read`, then update the weights in the forward dtype. A collective."""
         changed = False
         with torch.no_grad():
             for name in self.shapes:
@@ -101,17 +99,17 @@ class LearnerState:
             zero.update_lp_params()
         elif self._zero == 3:
             if self._engine.zero_hpz_partition_size() > 1:
-                zero.invalidate_secondary_tensor()  # hpZ's copy is of the weights before
-            if zero.persistent_parameters:  # small ones, which every rank has whole as well
+                zero.invalidate_secondary_tensor()  # hpZ's copy has the old weights
+            if zero.persistent_parameters:  # small parameters, of which every rank also has a full copy
                 zero.persistent_parameters[0].partition(zero.persistent_parameters)
                 zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
     def _spread(self, name: str) -> bool:
-        """Whether ZeRO keeps each element on one rank alone."""
+        """Whether ZeRO shards it: each element is on one rank only."""
         return self._zero == 3 or (self._zero > 0 and self._parameters[name].requires_grad)
 
     def _flat(self, name: str, part: Part) -> Tensor:
-        """The elements of `held`, and under ZeRO-3 what pads the last rank's."""
+        """The elements in `held`; under ZeRO-3 followed by the padding of the last rank."""
         parameter = cast(Any, self._parameters[name])
         if not self._spread(name):
             return (parameter if part is None else self._optimizer.state[parameter][part]).flatten()
@@ -131,20 +129,20 @@ class LearnerState:
             if part is not None:
                 deepspeed_utils.safe_set_local_optimizer_state(parameter, padded, part)
                 return
-            deepspeed_utils.safe_set_local_fp32_param(parameter, padded)  # nothing where it is frozen
+            deepspeed_utils.safe_set_local_fp32_param(parameter, padded)  # no effect if it is frozen
             parameter.ds_tensor.copy_(padded)
         elif self._spread(name):
             parameter._hp_mapping.get_hp_fragment(part).copy_(value)
         else:
-            whole = parameter if part is None else self._optimizer.state[parameter][part]
-            whole.copy_(value.view(whole.shape))
+            full = parameter if part is None else self._optimizer.state[parameter][part]
+            full.copy_(value.view(full.shape))
 
     # ------------------------------------------------------------ whole tensors
 
     def prepare_moments(self) -> None:
-        """Make the optimizer's state readable and writable before its first step."""
+        """Create the optimizer's state, so that it can be read and written before the first step."""
         if self._zero == 3:
-            # ZeRO-3 lends its partitions to the optimizer's groups only during a step.
+            # ZeRO-3 puts its partitions into the optimizer's groups only during a step.
             self._optimizer.fill_state(self._engine.optimizer.fp32_partitioned_groups_flat)
         else:
             self._optimizer.fill_state(p for group in self._optimizer.param_groups for p in group["params"])
@@ -152,7 +150,7 @@ class LearnerState:
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def get(self, name: str, moment: str | None = None) -> Tensor:
-        """The float32 master weight, or one moment; whole, on every rank."""
+        """The float32 master weight, or one moment; unsharded, on every rank."""
         parameter = self._parameters[name]
         if not parameter.requires_grad:
             with deepspeed.zero.GatheredParameters([parameter], enabled=self._zero == 3):
@@ -166,67 +164,67 @@ class LearnerState:
         return cast(Tensor, value).view(self.shapes[name])
 
     def set(self, name: str, value: Tensor | None) -> None:
-        """Overwrite a weight, its low-precision copy too, with rank 0's `value`."""
+        """Overwrite a weight, and its low-precision copy, with rank 0's `value`."""
         parameter = self._parameters[name]
-        whole = torch.empty(self.shapes[name], dtype=torch.float32, device=self._device)
+        full = torch.empty(self.shapes[name], dtype=torch.float32, device=self._device)
         if self._rank == 0:
             assert value is not None
-            whole.copy_(value)
-        dist.broadcast(whole, 0)
+            full.copy_(value)
+        dist.broadcast(full, 0)
         held = self.held(name)
         with torch.no_grad():
             if self._spread(name) and held and parameter.requires_grad:
-                self._set_flat(name, None, whole.flatten()[held.start : held.stop])
+                self._set_flat(name, None, full.flatten()[held.start : held.stop])
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._zero == 3):
-                changed = not parameter.requires_grad and not torch.equal(parameter, whole.to(parameter.dtype))
+                changed = not parameter.requires_grad and not torch.equal(parameter, full.to(parameter.dtype))
                 if self._zero < 3 or self._rank == 0:
-                    parameter.copy_(whole)
+                    parameter.copy_(full)
         self._note_base(changed)
 
     def set_model_weight(self, name: str, value: Tensor | None) -> None:
-        """Take over a weight by its name in a model folder; its adapter adds nothing then."""
+        """Set a weight by its name in a model folder; its adapter's B is set to zero."""
         adapted = self._adapted.get(name)
         self.set(self._model_parameters()[name], value)
         if adapted:
             self.set(adapted.b, torch.zeros(self.shapes[adapted.b]) if self._rank == 0 else None)
 
     def clear_moments(self) -> None:
-        """A fresh optimizer: zero moments, zero steps."""
+        """Reset the optimizer: zero moments, zero steps."""
         for state in self._optimizer.state.values():
             for value in state.values():
                 value.zero_()
 
     def _note_base(self, changed: bool) -> None:
-        """All ranks agree on whether frozen weights have changed."""
+        """Set `base_replaced` on all ranks if frozen weights changed on any."""
         if self._adapted:
             any_changed = torch.tensor(int(changed), device=self._device)
             dist.all_reduce(any_changed, dist.ReduceOp.MAX)
             self.base_replaced = self.base_replaced or bool(any_changed)
 
     def served_entries(self) -> Iterator[WeightEntry]:
-        """What `served` yields, in its order, on every rank and without a gather; no offsets yet."""
+        """Names, shapes and dtypes of `served`, in its order, on every rank without a gather; offsets are 0."""
         for name, own in self._served_parameters().items():
             dtype = str(self._parameters[own].dtype).removeprefix("torch.")
             yield WeightEntry(name, self.shapes[own], dtype, 0)
 
     def served(self, group_bytes: int, *, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """What engines need to serve this policy, in the type of the forward pass; on rank 0 alone, or on every rank.
+        """The weights that engines need, in the forward dtype; on rank 0 only, or on every rank.
 
-        Under adapters their matrices alone, by PEFT's names; the model's weights too once they are not those of the
-        model folder that engines start from. A yielded tensor is valid until the next.
+        With LoRA: the adapters' matrices under PEFT's names, and the model's weights only if they differ from the model
+        folder that engines start from. A yielded tensor is valid until the next one.
         """
         sources = {name: (own,) for name, own in self._served_parameters().items()}
         for name, (parameter,) in self._gathered(sources, group_bytes, everywhere=everywhere):
             yield name, parameter
 
     def adapter(self, group_bytes: int) -> Iterator[tuple[str, Tensor]]:
-        """The adapters' matrices in the type of the forward pass, by PEFT's names; on rank 0 alone."""
+        """The adapters' matrices in the forward dtype, by PEFT's names; on rank 0 only."""
         sources = {name: (own,) for name, own in self._adapter_parameters().items()}
         for name, (parameter,) in self._gathered(sources, group_bytes):
             yield name, parameter
 
     def whole_model(self, group_bytes: int) -> Iterator[tuple[str, Tensor]]:
-        """The model's weights by their names in a model folder, on rank 0 alone; under adapters merged, in float32."""
+        """The model's weights by their names in a model folder, on rank 0 only; with LoRA merged, in float32."""
         sources = {
             name: (own, self._adapted[name].a, self._adapted[name].b) if name in self._adapted else (own,)
             for name, own in self._model_parameters().items()
@@ -241,7 +239,7 @@ class LearnerState:
     def _gathered(
         self, sources: Mapping[str, tuple[str, ...]], group_bytes: int, *, everywhere: bool = False
     ) -> Iterator[tuple[str, list[Tensor]]]:
-        """The parameters behind each name. Under ZeRO-3 about `group_bytes` are gathered at a time."""
+        """The parameters of each name. Under ZeRO-3 about `group_bytes` are gathered at a time."""
         for group in self._groups(sources, group_bytes):
             needed = [self._parameters[own] for name in group for own in sources[name]]
             with deepspeed.zero.GatheredParameters(needed, modifier_rank=None, enabled=self._zero == 3):
@@ -268,13 +266,13 @@ class LearnerState:
         return {**(self._model_parameters() if self.base_replaced else {}), **self._adapter_parameters()}
 
     def _model_parameters(self) -> dict[str, str]:
-        """All but the adapters', by their names in a model folder."""
+        """Names of all parameters but the adapters', by their names in a model folder."""
         names = {adapted.base: name for name, adapted in self._adapted.items()}
         names |= {own: name for name, own in self._biases.items()}
         return {names.get(own, own): own for own in self._parameters if not is_adapters(own)}
 
     def _adapter_parameters(self) -> dict[str, str]:
-        """The adapters', by PEFT's names."""
+        """Names of the adapters' parameters, by PEFT's names."""
         found: dict[str, str] = {}
         for name, adapted in self._adapted.items():
             layer = name.removesuffix(".weight")
@@ -283,7 +281,7 @@ class LearnerState:
 
 
 def _share(numel: int, rank: int, size: int) -> range:
-    """Of elements that are dealt to the ranks `size` at a time; the last ones may have fewer, or none."""
+    """The elements of one rank if each takes `size` in turn; the last ranks may have fewer, or none."""
     return range(min(rank * size, numel), min((rank + 1) * size, numel))
 
 
