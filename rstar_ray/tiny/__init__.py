@@ -1,1 +1,1 @@
-"""The tiny world: generated problems, a tokenizer made on the spot and a model with random weights."""
+"""The tiny world: generated problems, a generated tokenizer and a model with random weights."""

@@ -1,4 +1,4 @@
-"""The Python tool out of order, to see what a policy answers without its results.
+"""A Python tool that always fails, to evaluate a policy without tool results.
 
 python recipes/evaluate.py --model FOLDER --tools.use rstar_ray.tiny.broken_tool:python
 """

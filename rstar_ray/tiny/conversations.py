@@ -1,9 +1,9 @@
-"""Conversations to start a tiny policy from: format, tool calls and copying, with wrong calls on purpose.
+"""SFT conversations for a tiny policy: format, tool calls and copying, with deliberate wrong calls.
 
-They stand for the paper's non-reasoning SFT (arXiv:2508.20722 section 4.1): after them a policy writes calls and
-answers in the right form, fixes a call that failed, but slips as often as its teacher. Slips and failures are drawn at
-random for each conversation, never from the numbers, so that only reinforcement learning can tell the right call from
-the wrong one.
+They replace the paper's non-reasoning SFT (arXiv:2508.20722 section 4.1): a policy trained on them writes calls and
+answers in the right format and fixes a failed call, but makes slips as often as its teacher. Slips and failures are
+drawn at random for each conversation, independent of the numbers, so that only reinforcement learning can distinguish
+the right call from the wrong one.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ ExecuteCall = Callable[[ToolCall], Awaitable[ToolResult]]
 
 DRILL_PHRASINGS = ("Repeat: {numbers}", "Say {numbers} again.", "Write {numbers} once more.")
 RESULT = "{r}"
-"""In a call: what the call before printed."""
+"""Placeholder in a call for the output of the previous call."""
 TRIES = 4
-"""Of a program that ran out of time and is not endless: the machine stood still, or had too much else to do."""
+"""Attempts for a program that timed out although it is not an endless loop, because the machine was busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A conversation before its programs have run: `calls` are made in turn, the last one's output is the answer."""
+    """A conversation before its programs run: `calls` are made in order, and the last output is the answer."""
 
     prompt: str
     calls: tuple[str, ...] = ()  # each with the place of its `RESULT`
@@ -83,7 +83,7 @@ def draft_drill(rng: random.Random) -> Draft:
 
 
 def draft_conversations(seed: int, count: int, teacher: TinyConfig) -> list[Draft]:
-    """`count` drafts over the SFT split's questions, drills strewn in."""
+    """`count` drafts over the SFT split's questions, mixed with drills."""
     rng = random.Random(f"{seed} conversations")
     questions = draw_questions(seed, Split.SFT)
     return [
@@ -102,7 +102,7 @@ def tool_call_message(code: str) -> Message:
 
 
 class Played:
-    """A draft as it is played: what was called so far, and what came back."""
+    """The state of a draft while its calls are run: the messages so far."""
 
     def __init__(self, draft: Draft) -> None:
         self.messages: list[Message] = [{"role": "user", "content": draft.prompt}]
@@ -112,11 +112,11 @@ class Played:
 
     @property
     def next_call(self) -> str | None:
-        """None where only the answer is left."""
+        """The next call's code; None when only the answer remains."""
         return self._ahead[0].replace(RESULT, self._result) if self._ahead else None
 
     def take(self, result: ToolResult) -> None:
-        """What `next_call` came to. Raises SandboxError where it did not end as its draft means it to."""
+        """Add the result of `next_call`. Raises SandboxError where the draft expects another outcome."""
         code = self.next_call
         assert code is not None
         usable = result.outcome is Outcome.OK and result.text.removeprefix("-").isdecimal()
@@ -128,7 +128,7 @@ class Played:
         del self._ahead[0]
 
     def finished(self) -> list[Message]:
-        """With the answer, or with what a drill says."""
+        """The messages with the answer, or with a drill's reply."""
         answer = f"<answer>\\boxed{{{self._result}}}</answer>" if self._draft.calls else self._draft.reply
         return [*self.messages, {"role": "assistant", "content": answer}]
 
@@ -172,7 +172,7 @@ async def generate_conversations(
 
 
 def sample_texts() -> Iterator[str]:
-    """What the tiny world reads and writes, for choosing a vocabulary: no program is run."""
+    """Texts of the tiny world, for choosing a vocabulary; no program is run."""
     yield "user\nassistant\nsystem\n"
     yield '{"name": "python", "arguments": {"code": "'
     yield "\\boxed{"
@@ -195,4 +195,4 @@ ERRORS = (
     "ZeroDivisionError: integer division or modulo by zero\n",
     "Execution timed out.\n",
 )
-"""What failed calls end with, as Python and the sandbox word it."""
+"""The last lines of failed calls, as Python and the sandbox write them."""

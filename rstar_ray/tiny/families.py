@@ -1,6 +1,6 @@
-"""The families of the tiny world's questions: how they are asked, with which numbers, and what is true of them.
+"""The families of the tiny world's questions: phrasings, numbers and answers.
 
-Answers are computed here without the code that a policy is shown.
+Answers are computed independently of the code that a policy sees.
 """
 
 import math
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SIZES = (1, 2, 3)
-"""How large the numbers of a question are, small to large."""
+"""Size classes of a question's numbers, small to large."""
 
 
 class Numbers(NamedTuple):
-    """What a question is asked about; families with fewer numbers leave the rest at 0."""
+    """The numbers of a question; unused ones are 0."""
 
     a: int
     b: int = 0
@@ -25,8 +25,8 @@ class Numbers(NamedTuple):
 class Family:
     """One kind of question.
 
-    `phrasings` hold `{a}`, `{b}`, `{c}`; `draw(rng, size)` gives the numbers; `answer` is the truth. A family
-    commutes where a and b may change places. `results` is how many the answer takes, one call each.
+    `phrasings` contain `{a}`, `{b}`, `{c}`; `draw(rng, size)` returns the numbers; `answer` computes the truth. A
+    family commutes if a and b are interchangeable. `results`: number of intermediate results, one call each.
     """
 
     name: str
@@ -44,7 +44,7 @@ def _number(rng: random.Random, size: int) -> int:
 
 
 def _small(rng: random.Random, size: int) -> int:
-    """A second number that stays below most first ones."""
+    """A second number, smaller than most first numbers."""
     low, high = ((2, 9), (3, 12), (11, 25))[size - 1]
     return rng.randint(low, high)
 
@@ -58,7 +58,7 @@ def _large_and_small(rng: random.Random, size: int) -> Numbers:
 
 
 def _division(rng: random.Random, size: int) -> Numbers:
-    """Quotient and remainder differ, so that neither passes for the other."""
+    """Numbers whose quotient and remainder differ, so that neither is accepted for the other."""
     numbers = _large_and_small(rng, size)
     while numbers.a // numbers.b == numbers.a % numbers.b:
         numbers = _large_and_small(rng, size)

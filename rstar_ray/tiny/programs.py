@@ -1,7 +1,7 @@
-"""How the teacher computes each family: the right call for each result, plausible slips, and how first calls fail.
+"""The teacher's programs by family: the right call for each result, plausible slips, and failures of first calls.
 
-No slip is another family's right program: what is learned of one family then never works against another. A call that
-fails is the one that is called next, right or not, but for its first word: outcome reward then says nothing about it.
+No slip is another family's right program, so that training on one family does not harm another. A failing call equals
+the next call, right or not, except for its first word, so that the outcome reward does not depend on the failure.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from rstar_ray.tiny.families import FAMILIES
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One result: `{a}`, `{b}`, `{c}` are the question's numbers, `{r}` what the call before printed."""
+    """One result: `{a}`, `{b}`, `{c}` are the question's numbers, `{r}` is the output of the previous call."""
 
     right: str
     slips: tuple[str, ...]
 
 
 class Failing(StrEnum):
-    """What a first call that fails has in place of `print(`, and so what it shows of what is to be fixed."""
+    """The text that replaces `print(` in a failing first call; it determines the error."""
 
     UNNAMED = "prin("  # NameError: name 'prin' is not defined
     BRACKET = "print["  # SyntaxError: closing parenthesis ')' does not match opening parenthesis '['
@@ -27,21 +27,21 @@ class Failing(StrEnum):
     SUM = "sum("  # TypeError: 'int' object is not iterable
     LENGTH = "len("  # TypeError: object of type 'int' has no len()
     ZERO = "1//0;print("  # ZeroDivisionError: integer division or modulo by zero
-    SHAPE = "repr("  # no error, but nothing where a number is asked for
+    SHAPE = "repr("  # no error, but no output
     ENDLESS = "while 1:abs("  # the time-out
 
 
 EVERYWHERE = (Failing.UNNAMED, Failing.BRACKET)
-"""Ways open to every family, as likely together as its own ways are."""
+"""Failures that every family may have; together as likely as the family's specific failures."""
 
 
 def fail(call: str, failing: Failing) -> str:
     """The call that fails in place of `call`.
 
-    They differ where every call that works says the same, and from there on go on alike. So nothing else is chosen
-    between than to fail or not, and the outcome, which the rest decides, says nothing about it. (A failure at a
-    program's end has wrong ways of ending it beside it: what outcome reward takes from those, it takes from failing
-    too.)
+    The two differ only in their first word, which is the same in every working call. The choice at that token is thus
+    only to fail or not, and the outcome, which the later tokens determine, does not depend on it. (A failure at a
+    program's end would compete with other wrong endings: reward that moves away from these would also move away from
+    the failure.)
 
     >>> fail("print(17+25)", Failing.SUM)
     'sum(17+25)'
@@ -51,7 +51,7 @@ def fail(call: str, failing: Failing) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The results of a family in turn, and the ways in which its first call is likely to fail."""
+    """The results of a family in order, and the likely failures of its first call."""
 
     steps: tuple[Step, ...]
     failing: tuple[Failing, ...]

@@ -21,12 +21,12 @@ TINY = {
 
 
 def make_tiny_model(folder: Path, seed: int) -> Path:
-    """Write model and tokenizer to `folder`; the same seed gives the same weights, whatever ran before."""
+    """Write model and tokenizer to `folder`; the weights depend only on the seed."""
     return make_random_model(folder, seed, **TINY)
 
 
 def make_random_model(folder: Path, seed: int, **shape: Any) -> Path:
-    """As `make_tiny_model`, of another shape: fields of a `Qwen3Config`."""
+    """As `make_tiny_model`, with another shape: fields of a `Qwen3Config`."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,4 +1,4 @@
-"""The tiny world's problems: integer answers that take one to three results, small numbers, disjoint splits."""
+"""The tiny world's problems: integer answers from one to three results, small numbers, disjoint splits."""
 
 import hashlib
 import random
@@ -10,11 +10,11 @@ from rstar_ray.tiny.families import FAMILIES, SIZES, Family, Numbers
 from rstar_ray.trajectory import Problem
 
 MAX_PROBLEMS = 10_000
-"""The smallest split has more, but small families run dry before it."""
+"""The smallest split has more questions, but its small families have fewer."""
 
 
 class Split(StrEnum):
-    """Which part of the world a question belongs to; decided by the question alone."""
+    """The split of a question, determined by the question alone."""
 
     SFT = "sft"
     TRAIN = "train"
@@ -35,12 +35,12 @@ class Question:
 
     @property
     def fingerprint(self) -> int:
-        """64 bits of what is asked, the same in every phrasing."""
+        """A 64-bit hash of the question, the same for every phrasing."""
         return _fingerprint(self.family, self.numbers)
 
     @property
     def split(self) -> Split:
-        """30 % SFT, 60 % train, 10 % held out; neither a rewording nor an order of operands crosses over."""
+        """30 % SFT, 60 % train, 10 % held out; all phrasings and operand orders of a question are in one split."""
         first, second, third = self.numbers
         ordered = Numbers(min(first, second), max(first, second), third) if self.family.commutes else self.numbers
         bucket = _fingerprint(self.family, ordered) % 10
@@ -64,11 +64,11 @@ def _fingerprint(family: Family, numbers: Numbers) -> int:
 
 
 _ROUND = [family for family in FAMILIES for _ in range(min(2, family.results))]
-"""Those with more than one result come twice as often."""
+"""Families to draw from; those with more than one result are drawn twice as often."""
 
 
 def draw_questions(seed: int, split: Split) -> Iterator[Question]:
-    """Questions of one split without end: families in turn, numbers and phrasing at random; may repeat."""
+    """Endless questions of one split: families in turn, numbers and phrasing at random; may repeat."""
     rng = random.Random(f"{seed} {split.value}")
 
     def draw(family: Family) -> Question:
@@ -83,7 +83,7 @@ def draw_questions(seed: int, split: Split) -> Iterator[Question]:
 
 
 def generate_problems(seed: int, split: Split | str, count: int) -> list[Problem]:
-    """`count` different problems of one split, the families as even as the world allows.
+    """`count` different problems of one split, from the families as evenly as possible.
 
     A shorter list is a prefix of a longer one. Raises ValueError above `MAX_PROBLEMS`.
     """

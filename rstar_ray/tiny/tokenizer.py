@@ -1,7 +1,7 @@
-"""A tokenizer made on the spot: words of the tiny world, single digits, and every printable ASCII character.
+"""A generated tokenizer: words of the tiny world, single digits, and every printable ASCII character.
 
-A pre-token that the vocabulary knows is one token; any other is spelled in characters. So nothing is learned
-from merges, each number is a row of digits, and code or prose that the tiny world never uses still round-trips.
+A pre-token in the vocabulary is one token; any other is split into characters. There are no merges, each number is a
+sequence of digits, and text that the tiny world never uses still round-trips.
 """
 
 import string
@@ -110,7 +110,7 @@ def common_pieces(texts: Iterable[str], max_pieces: int) -> list[str]:
 
 
 def make_tokenizer() -> "PreTrainedTokenizerFast":
-    """Build the tokenizer; the same one every time, whatever the run's seed."""
+    """Build the tokenizer, which does not depend on the run's seed."""
     from transformers import PreTrainedTokenizerFast
 
     pieces = [UNKNOWN, END_OF_TEXT, TURN_START, TURN_END, *TAGS, *SPELLED, *common_pieces(sample_texts(), MAX_WORDS)]
