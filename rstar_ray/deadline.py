@@ -1,4 +1,4 @@
-"""The one way to wait on another process: with a deadline, an owner and a reason, and the watchdog sees it."""
+"""Waits on other processes: each has a deadline, an owner and a reason, and is visible to the watchdog."""
 
 import asyncio
 import itertools
@@ -66,8 +66,8 @@ async def within(
     """Await for at most `seconds`.
 
     Works on coroutines, futures and Ray object refs. A `reason` that is expensive to compute is a function, called when
-    the time is out. A `poll` is repeated, and its answer alone is no progress of the run. Raises `DeadlineExceeded`,
-    which names who waited for whom; a `TimeoutError` of the awaited work itself passes through unchanged.
+    the deadline passes. The answer to a repeated `poll` does not count as progress. Raises `DeadlineExceeded`
+    with the waiter and the owner; a `TimeoutError` of the awaited work itself passes through unchanged.
     """
 
     async def work() -> T:
@@ -108,7 +108,7 @@ async def unless_failed(work: Awaitable[T], failure: "asyncio.Future[None]", pat
 
 
 def fail(failure: "asyncio.Future[None]", fault: Exception) -> None:
-    """Set the exception, once; asyncio does not complain if nobody reads it."""
+    """Set the exception once, without asyncio's warning for an exception that is never retrieved."""
     if not failure.done():
         failure.set_exception(fault)
         failure.exception()

@@ -40,7 +40,7 @@ class StalenessRule:
         self._begun = ended
 
     def begin(self) -> range:
-        """The draws that begin now; each is named once."""
+        """The draws that begin now; each is returned once."""
         ahead = 0 if self._ended < self._repeats_to else self._staleness
         newest = max(self._begun, min(self._last, self._ended + 1 + ahead))
         begins = range(self._begun + 1, newest + 1)
@@ -48,7 +48,7 @@ class StalenessRule:
         return begins
 
     def end(self, step: int) -> None:
-        """This step and all before have ended."""
+        """Record that this step and all earlier steps have ended."""
         self._ended = step
 
     def oldest(self, number: int) -> int:
@@ -177,7 +177,7 @@ class Draws:
         return found if found is not None else self._weights.version(ended) or 0
 
     async def abandon(self) -> list[str]:
-        """The stage ended before these draws: stop their rollouts and return their ids."""
+        """Stop the rollouts of draws after the stage's end, and return their ids."""
         abandoned = [request.rollout_id for requests in self._requests.values() for request in requests]
         await self.close()
         if abandoned:
@@ -236,7 +236,7 @@ def _refill(
     step: int,
     refill: int,
 ) -> list[RolloutRequest]:
-    """A new problem for each that gave no signal (dynamic sampling, DAPO, arXiv:2503.14476 section 3.2).
+    """A new problem for each one without a signal (dynamic sampling, DAPO, arXiv:2503.14476 section 3.2).
 
     They are drawn by (seed, stage, step, round) from all that this step does not have yet. Unlike in DAPO, their number
     depends on the rewards alone and not on which rollouts finish first.

@@ -1,12 +1,12 @@
-"""Our own failures. Failures of a model's program are data: see `rstar_ray.outcome`."""
+"""Failures of the system. Failures of a model's program are data: see `rstar_ray.outcome`."""
 
 
 class RStarError(Exception):
-    """A fault of the system: retried elsewhere or ends the run; never shown to the model."""
+    """A fault of the system; it is retried elsewhere or ends the run, and is never shown to the model."""
 
 
 class ConfigError(ValueError):
-    """A setting, path or dataset row that the user can fix; one line that names the field and how to fix it."""
+    """An invalid setting, path or dataset row. The message is one line with the field and a hint for the fix."""
 
     def __init__(self, field: str, problem: str, hint: str) -> None:
         super().__init__(f"{field}: {problem}. Hint: {hint}")
@@ -19,7 +19,7 @@ class ConfigError(ValueError):
 
 
 class SandboxError(RStarError):
-    """The sandbox failed to run a program; says nothing about the program."""
+    """The sandbox failed to run a program; the program is not at fault."""
 
 
 class JudgeError(RStarError):
@@ -29,7 +29,7 @@ class JudgeError(RStarError):
 
 
 class ToolError(RStarError):
-    """A tool's host failed, or what a tool needs is gone and it raises this; says nothing about the call."""
+    """A tool's host failed, or a tool raised this because a resource is unavailable; the call is not at fault."""
 
 
 class ToolStateLost(ToolError):
@@ -63,9 +63,9 @@ class Stopped(RStarError):
 
 
 class DeadlineExceeded(RStarError):
-    """A wait on another process ran out of time.
+    """A wait on another process exceeded its deadline.
 
-    Attributes name who waited, for whom, why, and for how many seconds.
+    Attributes: the waiting process, the process that it waited for, the reason, and the seconds.
     """
 
     def __init__(self, waiter: str, owner: str, reason: str, seconds: float) -> None:
@@ -80,15 +80,15 @@ class DeadlineExceeded(RStarError):
 
 
 class SandboxFull(SandboxError):
-    """The queue has no room; try another executor or come back later."""
+    """The queue is full; use another executor or retry later."""
 
 
 class SandboxClosed(SandboxError):
-    """The pool is not started, or closes."""
+    """The pool is not started, or is closing."""
 
 
 class SandboxLost(SandboxError):
-    """Every attempt lost its cell without an answer."""
+    """The cell of every attempt died without an answer."""
 
 
 class SandboxLate(SandboxError):
@@ -96,7 +96,7 @@ class SandboxLate(SandboxError):
 
 
 class SandboxSlow(SandboxError):
-    """Nothing was refused, and yet no cell was ready in time."""
+    """No cell was ready in time, although the call was accepted."""
 
 
 class InterpreterFailed(SandboxError):

@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 SIBLINGS = 8
 """Rollouts per problem."""
 MOST_LOST = 0.05
-"""Largest share of rollouts that the choice may lack."""
+"""Largest share of rollouts that may be missing."""
 
 
 async def unsolved(result_log: ResultLog, config: RunConfig, context: RunContext, *, choice: str) -> list[Problem]:
-    """Those of the log's problems that the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section
-    4.3); the ones that the log has results of are not asked for again. `choice` tells this one from
-    those that ask another policy, or in another way.
+    """The log's problems that the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section 4.3).
 
-    Rollouts that our own failures end are repeated. A problem that still lacks one is not known to be solved, and
-    stays; with more than a small share of them the choice would be ours and not the policy's: `RStarError`.
+    Problems with results in the log are not rolled out again. `choice` distinguishes this selection from those with
+    another policy or other settings. Rollouts that infrastructure failures end are repeated. A problem that still lacks
+    a rollout counts as not solved. Raises `RStarError` if more than a small share of rollouts is missing: failures
+    would then determine the selection.
     """
     missing = {problem.id for problem in result_log.missing}
     asked = rollout_requests(result_log.problems, config, name="filter", siblings=SIBLINGS, at=f"/{choice}")
@@ -51,7 +51,7 @@ async def unsolved(result_log: ResultLog, config: RunConfig, context: RunContext
             continue
         num_solved += _always_solved(result_log.add([rollout.summary for rollout in group]))
         progress.ended(note=f"{num_solved} always solved")
-        if context.stop_requested():  # all that is known lies in the log
+        if context.stop_requested():  # all results so far are in the log
             known = f"{len(result_log.results)} of {len(result_log.problems)} problems in"
             raise Stopped(f"stopped while choosing the hard set, {known}")
     if len(dropped) > MOST_LOST * len(asked):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rstar_ray.trajectory import Turn
 
 NEW = -1
-"""In place of a turn's number: a line that begins with a separate prompt."""
+"""In place of a turn's number: the turn begins a line with a separate prompt."""
 
 
 def lines_of(parents: Sequence[int]) -> list[list[int]]:
@@ -56,7 +56,7 @@ def spans_of(turns: Sequence[Turn], loss_mask: Sequence[bool] | NDArray[np.bool_
 
 
 def line_positions(spans: Sequence[tuple[int, int, int]], line: Sequence[int], num_prompt: int) -> NDArray[np.int64]:
-    """Where the tokens of a line are in the prompt and the response laid end to end."""
+    """Positions of a line's tokens in the concatenation of prompt and response."""
     parts = [np.arange(num_prompt)] if line and line[0] == 0 else []
     parts += [np.arange(num_prompt + spans[number][0], num_prompt + spans[number][2]) for number in line]
     return np.concatenate(parts).astype(np.int64)

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGES = ("rstar_ray", "actors", "sandbox", "scheduler", "recipes")
-"""Their loggers show INFO; those of other packages show warnings alone."""
+"""Packages whose loggers show INFO; those of other packages show only warnings."""
 DRIVER = "driver"
 BUFFERED_RECORDS = 1_000
 """Records that an actor keeps until its next heartbeat; older ones are dropped."""
 
 
 class _Console(logging.Handler):
-    """Messages as lines: errors to stderr, all others to stdout. A closed terminal or a full log ends nothing."""
+    """Messages as lines: errors to stderr, all others to stdout. A failed write does not end the run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         component, line = _component(record), _message(record)
@@ -48,7 +48,7 @@ class _LogFile(logging.FileHandler):
         return super().format(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk ends nothing."""
+        """Ignore the error, so that a full disk does not end the run."""
 
 
 class RecordBuffer(logging.Handler):
@@ -85,7 +85,7 @@ def relay(records: Iterable[logging.LogRecord], component: str) -> None:
 
 @contextmanager
 def console_logging() -> Generator[None, None, None]:
-    """Within it records go to the console, and to the file that `log_to` opens."""
+    """Send records to the console, and to the file that `log_to` opens."""
     _log_everything()
     console = _Console()
     logging.getLogger().addHandler(console)
@@ -136,7 +136,7 @@ def _component(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The formatted message; what was given, where it cannot be formatted."""
+    """The formatted message; the raw message and the error where formatting fails."""
     try:
         return record.getMessage()
     except Exception as wrong:  # of any kind: an argument formats itself

@@ -26,14 +26,14 @@ class Progress:
         self._what, self._total, self._unit = what, total, unit
         self._clock = clock
         self._ended = done
-        self._began_s = self._said_s = clock()
+        self._began_s = self._logged_s = clock()
 
     def ended(self, count: int = 1, note: str = "") -> None:
         """Count finished items; `note` is appended to the next message."""
         self._ended += count
         now_s = self._clock()
-        if now_s - self._said_s >= EVERY_S and self._ended < self._total:
-            self._said_s = now_s
+        if now_s - self._logged_s >= EVERY_S and self._ended < self._total:
+            self._logged_s = now_s
             after = f", {note}" if note else ""
             taken = f"{now_s - self._began_s:.0f} s"
             log.info(f"{self._what}: {self._ended:,} of {self._total:,} {self._unit}, {taken}{after}")

@@ -45,9 +45,9 @@ class RecordedStep:
     config: RunConfig
     step: int
     row: Mapping[str, Any]  # of metrics.jsonl
-    handed_over: frozenset[str]  # rollout ids that the learner was given
+    handed_over: frozenset[str]  # ids of the rollouts sent to the learner
     trajectories: list[Trajectory]
-    before: Path | None  # the checkpoint that the update starts from; None: the model that the run was given
+    before: Path | None  # the checkpoint that the update starts from; None: --model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ class Compared:
         return self.difference <= ALIKE
 
     def line(self) -> str:
-        said = "same" if self.alike else f"differs by {self.difference:.2%}"
-        return f"{self.name:<18} {self.then:>14.6g} then {self.now:>14.6g} now   {said}"
+        verdict = "same" if self.alike else f"differs by {self.difference:.2%}"
+        return f"{self.name:<18} {self.then:>14.6g} then {self.now:>14.6g} now   {verdict}"
 
 
 def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
@@ -115,7 +115,7 @@ def _configs(run_dir: RunDir) -> dict[str, Any]:
 
 
 def config_of(run_dir: RunDir, stage: str) -> RunConfig:
-    """The settings that a stage wrote down. Raises `ConfigError` for those of another version."""
+    """The recorded settings of a stage. Raises `ConfigError` for settings of another version."""
     written = flatten(run_dir.configs()[stage])
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
     try:
@@ -184,7 +184,7 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
 
 
 async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compared]:
-    """Bring a started learner to where the step began, take its update, and compare. Raises as `rows_of`."""
+    """Load the state before the step into a started learner, repeat the update, and compare. Raises as `rows_of`."""
     config, rows = recorded.config, rows_of(recorded)
     if not rows:
         raise ConfigError("--step", f"step {recorded.step} trained on nothing", "choose another")
@@ -211,8 +211,8 @@ def _row(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     for row in rows:
         if all(row.get(name) == value for name, value in wanted.items()):
             return row
-    said = " ".join(f"{name} {value}" for name, value in wanted.items())
-    raise ConfigError("--step", f"{path} has no row of {said}", "choose a step that the run has taken")
+    labels = " ".join(f"{name} {value}" for name, value in wanted.items())
+    raise ConfigError("--step", f"{path} has no row of {labels}", "choose a step that the run has completed")
 
 
 def _handed_over(row: Mapping[str, Any], stage: str, step: int) -> frozenset[str]:

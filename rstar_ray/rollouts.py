@@ -1,4 +1,4 @@
-"""Requests rollouts and collects the results, as refs and summaries: tokens stay where they are."""
+"""Requests rollouts and collects the results as refs and summaries, without the tokens."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Samplin
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRef:
-    """Where a trajectory lies: position `index` in the list behind `batch` (a Ray ObjectRef, or a fake's list)."""
+    """Reference to a trajectory: position `index` in the list behind `batch` (a Ray ObjectRef, or a fake's list)."""
 
     batch: Any
     index: int
@@ -38,7 +38,7 @@ class FinishedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedRollout:
-    """A rollout that our own failures ended: recorded with its reason, never scored."""
+    """A rollout that an infrastructure failure ended: recorded with its reason, never scored."""
 
     rollout_id: str
     group_id: str
@@ -105,7 +105,7 @@ class UnprovenRewards:
 Group = list[FinishedRollout]
 
 MOST_REPEATS = 2
-"""Most repeats of a rollout that our own failures ended, where its result is needed."""
+"""Largest number of repeats of a rollout that infrastructure failures ended, where its result is needed."""
 REPEAT = "/again-"
 """Separates a rollout's id from the number of its repeat."""
 _REPEATED = re.compile(rf"{REPEAT}\d+$")
@@ -226,7 +226,7 @@ async def whole_groups(
 
 
 def _lost(end: FinishedRollout | DroppedRollout) -> DroppedRollout | None:
-    """Whether it says nothing about the policy: our failure, or an answer that could not be judged."""
+    """Whether the result must not count: an infrastructure failure, or an answer that could not be judged."""
     if isinstance(end, DroppedRollout):
         return end
     summary = end.summary

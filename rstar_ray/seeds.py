@@ -1,4 +1,4 @@
-"""Named randomness: every draw in a run comes from a generator made for it from a name."""
+"""Named random streams: every random draw in a run uses a generator derived from a name."""
 
 import hashlib
 

@@ -23,7 +23,7 @@ LARGER_GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
-    """Where a stage stands between two steps: with the learner's checkpoint, all that resuming needs.
+    """State of a stage between two steps. With the learner's checkpoint it is all that a resume needs.
 
     Every other generator is derived from (seed, stage, purpose, step) when it is needed.
     """
@@ -32,14 +32,14 @@ class StageProgress:
     policy_version: int = 0  # steps that changed the run's first policy, SFT's included
     position: DataPosition = field(default_factory=DataPosition)
     signs: tuple[StepSigns, ...] = ()  # of the latest steps, for the stage's end
-    empty_steps: int = 0  # the latest steps that had nothing to learn from, in a row
+    empty_steps: int = 0  # consecutive latest steps without a learning signal
     ended: str = ""  # why the stage has reached its end before its steps are done
-    data: str = ""  # digest of what it draws from, as data/order.py has it; empty before its first step
+    data: str = ""  # digest of its data (data/order.py); empty before its first step
 
     def after(
         self, metrics: StepMetrics, position: DataPosition, until: Until, *, warmup_steps: int
     ) -> "StageProgress":
-        """Where the stage stands once this step is done."""
+        """The state after this step."""
         latest = StepSigns(
             reward_mean=metrics["reward_mean"],
             share_truncated=metrics["frac_truncated"],
@@ -94,15 +94,15 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
         option, path, kind, back = "--sft.data", config.sft.data, "conversations", "as it was"
     raise ConfigError(
         option,
-        f"{config.stage} stands at step {progress.step} of other {kind} than {path or 'the tiny world'} has now, and "
+        f"{config.stage} reached step {progress.step} with other {kind} than {path or 'the tiny world'} has now, and "
         "would draw some twice and others never",
-        f"bring the file back {back}, throw {config.stage} away (python -m rstar_ray.run_dir forget), or name a new "
+        f"restore the file {back}, delete {config.stage} (python -m rstar_ray.run_dir forget), or name a new "
         "--run-dir, with a policy of this one as its --model",
     )
 
 
 def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: AlgorithmConfig) -> str:
-    """Why a run whose batches stay empty ends, with a hint."""
+    """The message for a run that ends because its batches stay empty, with a hint."""
     right, wrong = (f"{100 * share:.0f} %" for share in (metrics["frac_all_correct"], metrics["frac_all_wrong"]))
     hint = "give harder problems (--drop-solved)"
     if metrics["frac_all_wrong"] > metrics["frac_all_correct"]:

@@ -296,20 +296,20 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
 
 
 async def _load_balancer_state(folder: Path | None, context: RunContext) -> None:
-    """What the balancer had learned by this checkpoint; without it the balancer starts empty."""
+    """The balancer's state at this checkpoint; without it the balancer starts empty."""
     if folder is not None:
         with best_effort(f"{BALANCER_STATE} of {folder.name}"), suppress(FileNotFoundError):
             await context.services.load_balancer_state(read_object(folder / BALANCER_STATE))
 
 
 def _on(config: RunConfig, progress: StageProgress, data: str) -> StageProgress:
-    """Raises `ConfigError` for data that the stage was not begun on."""
+    """Raises `ConfigError` for data other than the stage started with."""
     refuse_other_data(config, progress, data)
     return replace(progress, data=data)
 
 
 def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
-    """Where the newest finished stage before it ended; None where there is none."""
+    """The final checkpoint of the newest finished stage before it; None where there is none."""
     position = STAGES.index(stage) if stage in STAGES else 0
     found = (run_dir.finished_checkpoint(before) for before in reversed(STAGES[:position]))
     return next((checkpoint for checkpoint in found if checkpoint is not None), None)
@@ -335,7 +335,7 @@ async def _with_system(metrics: StepMetrics, context: RunContext) -> StepMetrics
 
 
 async def _balancer_stats(context: RunContext) -> BalancerStats | None:
-    """What the balancer did since the last call; None where it cannot be read."""
+    """The balancer's statistics since the last call; None where they cannot be read."""
     with best_effort("the balancer's row"):
         return await context.services.balancer_stats()
     return None

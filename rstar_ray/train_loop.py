@@ -20,7 +20,7 @@ from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.stage_progress import StageProgress
 
 MOST_DROPPED = 0.5
-"""Largest share of a step's rollouts that our own failures may end before the run ends."""
+"""Largest share of a step's rollouts that infrastructure failures may end before the run ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class StepRecord:
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
     left_out: tuple[LeftOut, ...]  # rows that the learner did not train on
-    update: UpdateResult | None  # None where there was nothing to train on
+    update: UpdateResult | None  # None without training rows
     checksum: int | None  # of the weights that were published; None where they are the step's before
 
 

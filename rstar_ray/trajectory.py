@@ -109,7 +109,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"  # the last allowed turn still called a tool, or the environment had replied its last
     REFUSED = "refused"  # the prompt alone exceeds the context
     AGENT_FAILED = "agent_failed"  # the user's agent around the policy raised, or its process failed
-    AGENT_TIMEOUT = "agent_timeout"  # it neither asked for a completion nor ended within its deadline
+    AGENT_TIMEOUT = "agent_timeout"  # it neither requested a completion nor ended within its deadline
 
     @property
     def truncated(self) -> bool:
@@ -133,7 +133,7 @@ class Completion:
     logprobs: list[float]  # [C], at sampling time
     policy_versions: list[int]  # [C] weights that sampled the token; they change inside a turn where a swap fell
     ended: bool  # True at the end-of-turn token, False where max_tokens cut it
-    times: EngineTimes | None = None  # where the engine tells them
+    times: EngineTimes | None = None  # if the engine reports them
 
     def __post_init__(self) -> None:
         assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)
@@ -148,7 +148,7 @@ class Turn:
     generate_s: float = 0.0
     tool_s: float = 0.0
     continues: int | None = None  # of an agent's: the turn whose tokens it continues, or `NEW`; None: the one before
-    why_new: str = ""  # of an agent's: why it begins a line although others are there
+    why_new: str = ""  # agents only: why it begins another line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +228,10 @@ class TrajectorySummary:
     tool_s: float = 0.0
     verify_s: float = 0.0
     restarts: int = 0  # begun again because a tool had lost its state
-    judge_retries: int = 0  # judging the answer failed so often, for our reasons, before it gave the reward
+    judge_retries: int = 0  # infrastructure failures of judging before the reward was computed
     turn_s: tuple[tuple[float, float], ...] = ()  # of every turn: generating, in tools
     placements: tuple[Placement, ...] = ()
-    unjudged: str = ""  # why judging failed on every try: the reward, 0, then says nothing of the answer
+    unjudged: str = ""  # why judging failed on every try; the reward of 0 is then not a score
     lines: tuple[tuple[int, int], ...] = ()  # of an agent with several lines: the tokens and trained tokens of each
     loose: float | None = None  # what the answer is worth taken loosely; None where its problem names no such rule
 

@@ -55,7 +55,7 @@ OTHERS = {
 async def test_a_stage_does_not_go_on_with_other_problems(what: str, tmp_path: Path):
     await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
     before = read_json(tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json")
-    with pytest.raises(ConfigError, match=r"--data\.train: stage1 stands at step 2 of other problems than mine.jsonl"):
+    with pytest.raises(ConfigError, match=r"--data\.train: stage1 reached step 2 with other problems than mine.jsonl"):
         await trained(SMALL, OTHERS[what], tmp_path)
     await trained(SMALL, [replace(problem) for problem in PROBLEMS], tmp_path)
     ended = read_json(tmp_path / "checkpoints" / "stage1-step-000004" / "progress.json")
@@ -67,12 +67,12 @@ async def test_a_hard_set_goes_on_where_only_what_was_not_chosen_changed(tmp_pat
     await trained(config, PROBLEMS, tmp_path, stops_after=1)
     chosen = set(read_json(tmp_path / "stage3-problems.json"))
     write_json(tmp_path / "stage3-problems.json", sorted(chosen - {"add-7"}))  # as if it was always solved
-    with pytest.raises(ConfigError, match="stage3 stands at step 2 of other problems"):
+    with pytest.raises(ConfigError, match="stage3 reached step 2 with other problems"):
         await trained(config, PROBLEMS, tmp_path)
     write_json(tmp_path / "stage3-problems.json", sorted(chosen))
     (kept,) = [problem for problem in PROBLEMS if problem.id == min(chosen)]
     edited = [replace(problem, problem="1+1") if problem == kept else problem for problem in PROBLEMS]
-    with pytest.raises(ConfigError, match="stage3 stands at step 2 of other problems"):
+    with pytest.raises(ConfigError, match="stage3 reached step 2 with other problems"):
         await trained(config, edited, tmp_path)
     others = [problem for problem in PROBLEMS if problem.id in chosen]
     await trained(config, [*others, replace(kept, id="more")], tmp_path)
@@ -90,7 +90,7 @@ async def test_sft_does_not_go_on_with_other_conversations(tmp_path: Path):
     with pytest.raises(Stopped):
         await taught(rows, "a", stops=True)
     for train, source in ((rows[1:], "a"), (rows, "b"), ([*rows, replace(rows[0], name="said.jsonl:8")], "a")):
-        with pytest.raises(ConfigError, match=r"--sft\.data: sft stands at step 1 of other conversations than said"):
+        with pytest.raises(ConfigError, match=r"--sft\.data: sft reached step 1 with other conversations than said"):
             await taught(train, source)
     await taught([replace(row, token_ids=np.arange(9) + 1) for row in rows], "a")  # as on another day
     assert read_json(tmp_path / "checkpoints" / "sft-step-000004" / "progress.json")["data"] == digest_of_rows(
