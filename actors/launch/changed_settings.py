@@ -1,4 +1,4 @@
-"""Settings and user code that differ from those of an earlier start: a line for each, because it may be intended."""
+"""Reports settings and user code that differ from an earlier start; a difference may be intended."""
 
 import sys
 from collections.abc import Collection
@@ -17,11 +17,10 @@ MAX_CHARS = 200
 
 
 def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list[str]:
-    """A message for each such setting of `now` that differs from the stage which wrote `model`, with the
-    option.
+    """One message, with the option, per setting in `ASKED` that differs from the stage that wrote `model`.
 
-    `now` is a tree of settings that has some of a run's; those in `but` do not count. Empty for a folder that
-    no run wrote, or that was copied out of its run directory.
+    `now`: a tree with some of a run's settings; `but`: settings to ignore. Empty for a folder that no run wrote, or
+    that was copied out of its run directory.
     """
     made = stage_of(model)
     if made is None:
@@ -50,7 +49,7 @@ def rule_digests(config: RunConfig) -> dict[str, str]:
 
 
 def changed_rules(run_dir: RunDir, config: RunConfig) -> list[str]:
-    """A line where a module of the user's rules differs from when this stage was last started."""
+    """One line if modules of the user's rules have changed since this stage was last started, otherwise none."""
     before: dict[str, str] = next(
         (row["rules"] for row in reversed(run_dir.launches(config.stage)) if "rules" in row), {}
     )
@@ -61,7 +60,7 @@ def changed_rules(run_dir: RunDir, config: RunConfig) -> list[str]:
 
 
 def stage_of(model: Path) -> tuple[RunDir, str] | None:
-    """The run directory and the stage that wrote a policy's folder."""
+    """The run directory and the stage that wrote a policy's folder; None if no run wrote it."""
     folder = model.absolute()
     stage, step, _ = folder.parent.name.rpartition("-step-")
     if folder.name != "model" or not step or folder.parents[1].name != "checkpoints":

@@ -1,4 +1,4 @@
-"""The disk space of a run's checkpoints, shown before it starts; a disk that is too small is refused."""
+"""Checks the disk space for a run's checkpoints before it starts."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from scheduler.planner.model_shape import GB, read_model
 
 
 def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> list[str]:
-    """What the checkpoints of each stage ahead take, by the shape of the model in `model`.
+    """One line per stage with the size of its checkpoints, estimated from the shape of the model in `model`.
 
-    Raises `ConfigError` where the disk of the run directory has no room for those that a stage keeps and one more,
-    beside what the stages before it leave; empty for a model that cannot be planned, or is not made yet.
+    Empty if the model cannot be planned or does not exist yet. Raises `ConfigError` if the run directory's disk has no
+    room for the checkpoints that a stage keeps and one being written, in addition to those of earlier stages.
     """
     try:
         shape = read_model(model / "config.json")
@@ -39,5 +39,5 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
 
 
 def _bytes_of(stage: str, folder: Path) -> int:
-    """Earlier checkpoints of the same stage, which make room for later ones; those of other stages stay."""
+    """Bytes of this stage's existing checkpoints, which later ones replace."""
     return sum(path.stat().st_size for path in folder.glob(f"{stage}-step-*/**/*") if path.is_file())

@@ -12,20 +12,20 @@ log = logging.getLogger(__name__)
 
 
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
-    """Run `act` with logging to the console; exit status: its own or 0, 1 it failed, 2 refused before anything started,
-    130 stopped by the user.
+    """Run `act` with logging to the console; returns the exit status.
 
-    `interrupted` is logged where Ctrl-C ends it.
+    0 or the status that `act` returns, 1 failed, 2 refused before anything started, 130 stopped by the user.
+    `interrupted` is logged if Ctrl-C ends it.
     """
     with console_logging():
         status = _status_of(act, interrupted)
-    if (known := sys.modules.get("actors.health.head")) is not None:  # else there is no Ray that could hold its end up
+    if (known := sys.modules.get("actors.health.head")) is not None:  # otherwise Ray was not started
         known.Ending.status = status
     return status
 
 
 def end(status: int) -> None:
-    """Exit the process with this status, where it is not 0."""
+    """Exit the process with this status, if it is not 0."""
     if status:
         sys.exit(status)
 
@@ -54,14 +54,16 @@ def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
 
 
 def _of_a_lost_actor(failed: Exception) -> bool:
-    """Ray's own error for an actor that died; where Ray is not imported there is none."""
+    """Whether it is Ray's error for an actor that died; False if Ray is not imported."""
     known = sys.modules.get("ray.exceptions")
     return known is not None and isinstance(failed, known.RayActorError)
 
 
 def _ended(failed: BaseException, status: int, line: str = "") -> int:
-    """Log one line for the console, and the traceback for the log file; Ray's text of an actor's error is a traceback,
-    so that its cause is the line."""
+    """Log one line for the console, and the traceback for the log file.
+
+    The text of a Ray actor's error is a traceback; its cause is logged instead.
+    """
     cause = getattr(failed, "cause", None)
     log.error(line or str(cause if isinstance(cause, Exception) else failed), exc_info=failed)
     return status

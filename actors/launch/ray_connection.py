@@ -1,4 +1,4 @@
-"""Joins the cluster that a job runs on, or starts a Ray."""
+"""Connects to the Ray cluster that a job runs on, or starts a local one."""
 
 import atexit
 import os
@@ -11,16 +11,16 @@ from rstar_ray.config.scales import local_resources
 from rstar_ray.errors import ConfigError, RStarError
 
 SLOW_START = "timed out during startup"
-"""What Ray says where its own deadline for a node's start, which cannot be set, was too short for a busy machine."""
+"""Text of Ray's error if a node did not start within Ray's fixed deadline, as on a busy machine."""
 NOT_LET_IN = "authenticat"
-"""Texts of Ray's errors, or of their causes, for a token that differs from the cluster's."""
+"""Text of Ray's errors, or of their causes, if the token differs from the cluster's."""
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 def connect() -> None:
-    """Join the cluster a job runs on, or start a Ray of our own; both talk to those who have the token alone.
+    """Connect to the cluster that a job runs on, or start a local one; both require the authentication token.
 
-    Raises `ConfigError` where the cluster has another token.
+    Raises `ConfigError` if the cluster has another token.
     """
     require_token_auth()
     import ray
@@ -33,8 +33,8 @@ def connect() -> None:
     from actors.health.head import exit_within
     from actors.system import quiet_environment
 
-    atexit.register(exit_within)  # after Ray's own, and so called before it
-    namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own
+    atexit.register(exit_within)  # registered after Ray's handler, so it runs before it
+    namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are separate for each run
     runtime = {"env_vars": quiet_environment()}
     if address := os.environ.get("RAY_ADDRESS"):
         try:
@@ -42,7 +42,7 @@ def connect() -> None:
         except Exception as failed:
             if NOT_LET_IN not in f"{failed} {failed.__cause__}".lower():
                 raise
-            raise _another_token(address) from None
+            raise _wrong_token(address) from None
         return
     runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
     try:
@@ -55,7 +55,7 @@ def connect() -> None:
             runtime_env=runtime,
             log_to_driver=False,
         )
-    except Exception as failed:  # Ray has no class for it
+    except Exception as failed:  # Ray has no exception class for this
         if SLOW_START not in str(failed):
             raise
         raise RStarError(
@@ -63,8 +63,8 @@ def connect() -> None:
         ) from None
 
 
-def _another_token(address: str) -> ConfigError:
-    """The source of this process's token."""
+def _wrong_token(address: str) -> ConfigError:
+    """The error for a wrong token; names the source of this process's token."""
     if os.environ.get(MODE_VARIABLE, "").lower() == "disabled":
         return ConfigError(
             MODE_VARIABLE, f"it is disabled, and the cluster at {address} asks for its token", "unset it"

@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 
 def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft: Recipe | None = None) -> None:
-    """The `main` of every recipe; `sft` comes first in the tiny world where there is no policy to start from.
+    """The `main` of every recipe. At scale tiny, `sft` runs first if there is no policy to start from.
 
-    Exit status: 0 done, 1 the run failed, 2 refused before anything started.
+    Exit status: 0 success, 1 the run failed, 2 refused before anything started.
     """
 
     def act() -> None:
@@ -59,7 +59,7 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
 def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
     """Check everything, then start and run the stages that are not done.
 
-    `steps_given`: the user chose how long SFT is.
+    `steps_given`: the user set --sft.steps.
     """
     start = Start(asked=configs, steps_given=steps_given)
     check(start, Phase.MACHINE, Phase.FILES)
@@ -86,9 +86,9 @@ def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
 
 
 def _claim(start: Start) -> None:
-    """Claim the run directory for every stage, and write its settings there as `--config` reads them.
+    """Claim the run directory for every stage, and write each stage's settings as a TOML file for `--config`.
 
-    The stages that it already has come first, so that a refusal changes nothing.
+    Stages that the directory already has come first, so that a refusal leaves it unchanged.
     """
     claimed = start.run_dir.config_path
     there = read_json(claimed) if claimed.exists() else {}
@@ -100,9 +100,9 @@ def _claim(start: Start) -> None:
 
 
 def with_sft_before(configs: Sequence[RunConfig], recipe: Recipe, sft: Recipe | None) -> list[RunConfig]:
-    """In the tiny world a stage run by itself brings the policy it needs: SFT comes first where nothing else has.
+    """The stages, with SFT first if scale is tiny and there is no policy to start from.
 
-    `recipe` is the first of `configs` as it is without the command line, whose options hold for SFT too.
+    `recipe`: the recipe of the first stage, without the command line's options; these apply to SFT too.
     """
     first, path = configs[0], run_path(configs[0])
     if first.stage == "sft" or first.model or previous_checkpoint(RunDir(path), first.stage) is not None:
@@ -154,7 +154,7 @@ def _steps_saved(run_dir: RunDir, stage: str) -> int:
 
 
 async def _run_stage(config: RunConfig, start: Start, actors: "TrainingActors", context: RunContext) -> None:
-    """Train one stage to its end, and evaluate it on held-out problems."""
+    """Train one stage to its end, then evaluate it on the held-out problems."""
     run_dir, heldout = context.run_dir, start.heldout
     checkpoint = run_dir.finished_checkpoint(config.stage)
     if checkpoint is not None:

@@ -7,7 +7,10 @@ from rstar_ray.config import RunConfig
 
 
 def run_path(config: RunConfig) -> Path:
-    """Absolute. A job's own folder is deleted with its session, so there a relative path starts beside `runs`."""
+    """The absolute run directory.
+
+    In a Ray job, a relative path is resolved beside `runs`: the job's working folder is deleted with its session.
+    """
     in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     if config.run_dir:
         runs = os.environ.get("RSTAR_RAY_RUNS")

@@ -18,16 +18,16 @@ from rstar_ray.tools.spec import ToolSpec
 
 
 def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
-    """The config with a hub id replaced by the downloaded folder; without weights where they are not read."""
+    """The config with a hub id replaced by the downloaded folder; `weights`: download the weights too."""
     if not config.model:
         return config
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 
 def start_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:
-    """The chat of the model in `folder`; of one that is not made yet, the tiny model's.
+    """The chat of the model in `folder`, or the tiny model's if the folder does not exist yet.
 
-    Raises `ConfigError` where its template does not fit.
+    Raises `ConfigError` if the chat template cannot be used.
     """
     if not (folder / "config.json").is_file():
         from rstar_ray.tiny.tokenizer import make_tokenizer
@@ -49,19 +49,19 @@ def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Pat
 
 
 def _make_whole(folder: Path, seed: int) -> None:
-    """Elsewhere first: a model that a killed run has half written would be taken for one by the next."""
+    """Make the model in a temporary folder, then rename it: a killed run must not leave an incomplete model."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as partial:
         made = make_tiny_model(Path(partial) / folder.name, seed)
         try:
             made.rename(folder)
         except OSError:
-            if not (folder / "config.json").exists():  # otherwise another process was faster, and made the same
+            if not (folder / "config.json").exists():  # otherwise another process has made the same model
                 raise
 
 
 def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """The folder where `start_model` finds or makes it."""
+    """The folder where `start_model` finds or makes the model."""
     if config.model:
         return Path(config.model)
     if finished is not None:
@@ -71,9 +71,9 @@ def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Pa
 
 
 def check_context(config: RunConfig, folder: Path) -> None:
-    """Raise `ConfigError` where the engine is to hold more tokens than the model in `folder` has positions for.
+    """Raises `ConfigError` if --engine.max-context-tokens exceeds the positions of the model in `folder`.
 
-    `folder` is `start_folder`'s; where the tiny world's is not made yet, its context is known.
+    `folder`: from `start_folder`; the tiny model may not exist yet.
     """
     path, asked = folder / "config.json", config.engine.max_context_tokens
     limit = model_context_tokens(path) if path.is_file() else CONTEXT_TOKENS
@@ -86,7 +86,7 @@ def check_context(config: RunConfig, folder: Path) -> None:
 
 
 def check_heads(config: RunConfig, folder: Path) -> None:
-    """Raise `ConfigError` where the heads of the model in `folder` cannot be shared out alike over a replica's GPUs.
+    """Raises `ConfigError` if the attention heads of the model in `folder` cannot be split evenly over GPUs.
 
     `folder` as for `check_context`.
     """
@@ -95,26 +95,27 @@ def check_heads(config: RunConfig, folder: Path) -> None:
     if isinstance(heads, int) and heads % parts:
         raise ConfigError(
             "--engine.tensor-parallel",
-            f"the {heads} attention heads of the model in {folder} cannot be split over {parts} GPUs alike",
+            f"the {heads} attention heads of the model in {folder} cannot be split evenly over {parts} GPUs",
             f"give a number that divides {heads}",
         )
 
 
 def _text_model(path: Path) -> dict[str, Any]:
-    """A config.json, or its part for text. Raises `ConfigError`."""
+    """A config.json, or its `text_config`. Raises `ConfigError` if it cannot be read."""
     try:
         config = json.loads(path.read_bytes())
         return dict(config.get("text_config") or config)
     except (OSError, ValueError, TypeError, AttributeError) as broken:
-        raise ConfigError("--model", f"{path} cannot be read ({broken})", "give a whole model folder") from broken
+        raise ConfigError("--model", f"{path} cannot be read ({broken})", "give a complete model folder") from broken
 
 
 def model_context_tokens(path: Path) -> int | None:
-    """Positions a config.json allows, as vLLM counts them; None where it names none."""
+    """Number of positions of a config.json, computed as vLLM does; None if it has no such entry."""
     config = _text_model(path)
     positions = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(positions, int):
         return None
-    stretched = rope.get("rope_type", rope.get("type")) in ("linear", "dynamic")  # the others count it in already
+    # Other types already include the factor in max_position_embeddings.
+    stretched = rope.get("rope_type", rope.get("type")) in ("linear", "dynamic")
     return int(positions * (rope.get("factor") or 1)) if stretched else positions

@@ -1,4 +1,4 @@
-"""Ctrl-C or a cluster's SIGTERM: the first one asks for a clean end, the second ends at once."""
+"""Ctrl-C or a cluster's SIGTERM: the first signal requests a clean stop, the second stops immediately."""
 
 import asyncio
 import logging
@@ -13,22 +13,22 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ECHO_S = 1.0
-"""A signal that repeats within this time is the same one: `ray job stop` and `scancel` send it to every process
-of a job, and `recipes.again` forwards it.
+"""A repeated signal within this time is a duplicate: `ray job stop` and `scancel` signal every process of a
+job, and `recipes.again` forwards the signal.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grace:
-    """The work that the first signal leaves time for."""
+    """How long work may continue after the first signal, and the messages."""
 
-    seconds: float  # until the current work is ended
-    told: str  # at the signal
-    ended: str  # if it was not done by then
+    seconds: float  # until the current work is cancelled
+    told: str  # logged at the first signal
+    ended: str  # message of `Stopped` if the work was cancelled
 
 
 def grace_of_run(seconds: float) -> Grace:
-    """The step under way ends, and its checkpoint."""
+    """Time for the current step and its checkpoint."""
     return Grace(
         seconds=seconds,
         told=f"the run ends after the step under way, with a checkpoint, in {seconds:g} s at most",
@@ -44,7 +44,7 @@ GRACE_OF_EVALUATION = Grace(
 
 
 class StopSignals:
-    """Whether a command should stop; within `handled` it receives the signals."""
+    """Whether a command should stop; signals are received within `handled`."""
 
     def __init__(self, grace: Grace) -> None:
         self._grace = grace
@@ -55,7 +55,7 @@ class StopSignals:
 
     @contextmanager
     def handled(self) -> Generator[None, None, None]:
-        """Raises `Stopped` where the task that enters it is ended by a second signal, or because grace ran out."""
+        """Raises `Stopped` if the entering task is cancelled by a second signal, or at the end of the grace time."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None, "entered in a task"
         timers: list[asyncio.TimerHandle] = []
@@ -66,7 +66,7 @@ class StopSignals:
             if left or number in echoing:
                 return
             echoing.add(number)
-            # By way of the queue: an echo that came while the loop was busy stands there before it.
+            # Through the queue: a duplicate that arrived while the loop was busy is processed before `heed`.
             loop.call_later(ECHO_S, loop.call_soon, heed, number)
             self._asked += 1
             if self._asked == 1:
@@ -93,5 +93,5 @@ class StopSignals:
             left = True
             for timer in timers:
                 timer.cancel()
-            for number in set(SIGNALS) - echoing:  # an echo would kill what closes now
+            for number in set(SIGNALS) - echoing:  # a duplicate would kill the process during shutdown
                 loop.remove_signal_handler(number)
