@@ -64,6 +64,14 @@ def pretend(kind: str) -> None:
     patched_platforms: Any = platforms
     patched_platforms._current_platform = type("Pretended", (Platform,), methods)()
 
+    from vllm.model_executor.models import registry  # after the above, whose answers it keeps
+
+    def save_nothing(*_: object) -> None:
+        """Saving what was found about the model imports modules that call the compiled parts."""
+
+    lazy: Any = registry._LazyRegisteredModel
+    lazy._save_modelinfo_to_cache = save_nothing
+
 
 def attention_backend(made: Any) -> str:
     """What vLLM takes for the model's layers."""

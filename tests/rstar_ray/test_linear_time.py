@@ -196,7 +196,8 @@ def grows_too_fast(read: Callable[[str], object], shape: Shape) -> str:
     for half, size in pairwise(SIZES):
         once = cpu_s(read, shape(size))
         if once > max(FLOOR_S, MOST_RATIO * before):
-            small, large = cpu_s(read, shape(half), 5), cpu_s(read, shape(size), 5)
+            pairs = [(cpu_s(read, shape(half), 5), cpu_s(read, shape(size), 5)) for _ in range(3)]
+            small, large = min(pairs, key=lambda pair: pair[1] / pair[0])  # on a busy machine some pair is even
             if large > max(FLOOR_S, MOST_RATIO * small):
                 return f"{half} characters {small:.4f} s, {size} characters {large:.4f} s"
         before = once
