@@ -309,7 +309,7 @@ def _on(config: RunConfig, progress: StageProgress, data: str) -> StageProgress:
 
 
 def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
-    """The final checkpoint of the newest finished stage before it; None where there is none."""
+    """The final checkpoint of the newest finished stage before it, or None."""
     position = STAGES.index(stage) if stage in STAGES else 0
     found = (run_dir.finished_checkpoint(before) for before in reversed(STAGES[:position]))
     return next((checkpoint for checkpoint in found if checkpoint is not None), None)

@@ -121,7 +121,7 @@ class RunningCommand:
     async def end(self) -> CommandEnd:
         """Wait for it. Raises `CommandLost`."""
         said = await asyncio.get_running_loop().sock_recv(self._channel, 4096)
-        await asyncio.wait(self._streams)  # not gather, which would cancel them with us
+        await asyncio.wait(self._streams)  # unlike gather, leaves them running if this task is cancelled
         stdout, stderr = (stream.result() for stream in self._streams)
         end: dict[str, Any] = json.loads(said) if said else {}
         if end.get("status") is None:
@@ -246,7 +246,7 @@ async def _received(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do work that a cancellation, or several, does not interrupt; raises CancelledError after it."""
+    """Complete `work` although this task is cancelled, once or several times; then raises CancelledError."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -260,7 +260,7 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _ended(launcher: asyncio.subprocess.Process, pidfd: int, streams: Sequence[asyncio.Task[str]]) -> None:
-    """Wait until a command has ended whose channel is closed, and close what is open of it."""
+    """Wait for the end of a command whose channel is closed, and close its pipes and descriptors."""
     if pidfd >= 0:
         try:
             await _gone(pidfd)

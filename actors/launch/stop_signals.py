@@ -23,7 +23,7 @@ class Grace:
     """How long work may continue after the first signal, and the messages."""
 
     seconds: float  # until the current work is cancelled
-    told: str  # logged at the first signal
+    notice: str  # logged at the first signal
     ended: str  # message of `Stopped` if the work was cancelled
 
 
@@ -31,14 +31,14 @@ def grace_of_run(seconds: float) -> Grace:
     """Time for the current step and its checkpoint."""
     return Grace(
         seconds=seconds,
-        told=f"the run ends after the step under way, with a checkpoint, in {seconds:g} s at most",
+        notice=f"the run ends after the step under way, with a checkpoint, in {seconds:g} s at most",
         ended="stopped in the middle of a step, without a new checkpoint",
     )
 
 
 GRACE_OF_EVALUATION = Grace(
     seconds=0.0,
-    told="the evaluation ends here; the problems that are finished are kept",
+    notice="the evaluation ends here; the problems that are finished are kept",
     ended="stopped, and the problems that were finished are kept",
 )
 
@@ -70,7 +70,7 @@ class StopSignals:
             loop.call_later(ECHO_S, loop.call_soon, heed, number)
             self._asked += 1
             if self._asked == 1:
-                log.info(f"{number.name}: {self._grace.told}; a second one after {ECHO_S:g} s ends it at once")
+                log.info(f"{number.name}: {self._grace.notice}; a second one after {ECHO_S:g} s ends it at once")
                 timers.append(loop.call_later(self._grace.seconds, task.cancel))
             else:
                 task.cancel()

@@ -58,9 +58,7 @@ class BalancerStats:
     rule: str
     quarantined: tuple[str, ...] = ()  # replicas that get no new rollouts, each with the reason
     faults: tuple[str, ...] = ()  # counters that were not zero at the step's end
-    held_s: Mapping[str, float] = field(
-        default_factory=dict[str, float]
-    )  # time in which its queue was blocked, by reason
+    held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # time its queue was blocked, by reason
 
     @property
     def details(self) -> dict[str, Any]:

@@ -171,9 +171,9 @@ def _build_root(spec: JailSpec, uid: int) -> bool:
     """Make the private root and move into it; True where it has a /proc (of this namespace)."""
     links = {path: os.readlink(path) for path in _SYSTEM_TREES if os.path.islink(path)}
     wanted = [*spec.trees, *_SYSTEM_TREES, *_SYSTEM_FILES]
-    below = tuple(f"{link}/" for link in links)  # seen through its link, once what this names is mounted
-    paths = outermost([os.path.realpath(path) if path.startswith(below) else path for path in wanted])
-    paths = [path for path in paths if path not in links and os.path.exists(path)]
+    paths = outermost([path for path in wanted if path not in links and os.path.exists(path)])
+    below_links = tuple(f"{link}/" for link in links)  # outermost has their targets too
+    paths = [path for path in paths if not path.startswith(below_links)]
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     trees: list[tuple[str, int]] = []
     for path in paths:

@@ -64,10 +64,10 @@ def pretend(kind: str) -> None:
     patched_platforms: Any = platforms
     patched_platforms._current_platform = type("Pretended", (Platform,), methods)()
 
-    from vllm.model_executor.models import registry  # after the above, whose answers it keeps
+    from vllm.model_executor.models import registry  # modules that it imports bind the current platform
 
     def save_nothing(*_: object) -> None:
-        """Saving what was found about the model imports modules that call the compiled parts."""
+        """In place of vLLM's cache of model classes: writing it imports modules that call the compiled parts."""
 
     lazy: Any = registry._LazyRegisteredModel
     lazy._save_modelinfo_to_cache = save_nothing

@@ -27,9 +27,9 @@ def verified(run: Run) -> list[str]:
     What the run has set aside, or said is gone, is wrong rightly.
     """
     found = faults_of_run(run.path)
-    told = any("the row is missing" in line.line for line in run.said)
+    known = any("the row is missing" in line.line for line in run.said)
     return [
-        line for line in found if SET_ASIDE not in line and not (told and line.startswith("ledger.jsonl: the steps"))
+        line for line in found if SET_ASIDE not in line and not (known and line.startswith("ledger.jsonl: the steps"))
     ]
 
 

@@ -197,7 +197,7 @@ def grows_too_fast(read: Callable[[str], object], shape: Shape) -> str:
         once = cpu_s(read, shape(size))
         if once > max(FLOOR_S, MOST_RATIO * before):
             pairs = [(cpu_s(read, shape(half), 5), cpu_s(read, shape(size), 5)) for _ in range(3)]
-            small, large = min(pairs, key=lambda pair: pair[1] / pair[0])  # on a busy machine some pair is even
+            small, large = min(pairs, key=lambda pair: pair[1] / pair[0])  # the least disturbed by other load
             if large > max(FLOOR_S, MOST_RATIO * small):
                 return f"{half} characters {small:.4f} s, {size} characters {large:.4f} s"
         before = once
