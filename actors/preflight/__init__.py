@@ -1,5 +1,5 @@
-"""What would stop a run on these machines, and how to fix it, in one table: `python -m actors.preflight`.
+"""Checks whether machines can run training, and prints one table of problems with fixes: `python -m actors.preflight`.
 
-`facts.py` says what is read of a node, `read.py` and `probe.py` read it, `node_checks.py` and `cluster_checks.py` judge
-what was read, `table.py` shows it. Judgements are pure: what a node with wrong drivers looks like is a test.
+`facts.py` defines the facts about a node; `read_facts.py` and `pair.py` collect them; `node_checks.py` and
+`cluster_checks.py` judge them. The checks are pure functions, so tests cover nodes with faulty drivers.
 """

@@ -1,8 +1,8 @@
-"""What is wrong with this machine, or inside a Ray job with every node of the cluster, and how to fix it.
+"""Check this machine, or every node of the cluster if run inside a Ray job, and show how to fix each problem.
 
 python -m actors.preflight --run-dir /shared/runs/first --model /shared/Qwen3-14B-Base
 
-Exit status: 0 nothing is wrong, 1 something is, 2 refused.
+Exit status: 0 no problems, 1 problems found, 2 invalid options.
 """
 
 import os
@@ -28,7 +28,7 @@ WORST_FIRST = (Verdict.WRONG, Verdict.WARNING, Verdict.OK, Verdict.NOT_HERE)
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Checks in their order, of one check the worst first; the hint below its finding."""
+    """Findings grouped by check, the most severe first within a check; a hint follows its finding."""
     nodes = list(dict.fromkeys(finding.node for finding in findings))
     lines = [f"{'check':<15}{'':<9}{'nodes':<16}what"]
     for check in dict.fromkeys(finding.check for finding in findings):
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str] | None = None) -> PreflightOptions:
 
 
 def of_run(options: PreflightOptions, config: RunConfig) -> PreflightOptions:
-    """With the folders, the isolation and the number of checkpoints of a run."""
+    """`options` with the run's folders, isolation level, GPU memory share and number of checkpoints."""
     return replace(
         options,
         run_dir=str(run_path(config)),
@@ -78,7 +78,7 @@ def of_run(options: PreflightOptions, config: RunConfig) -> PreflightOptions:
 
 
 def settings_findings(config: RunConfig, node: str) -> list[Finding]:
-    """What the start-up checks of a run say of its settings."""
+    """Results of a run's start-up checks of its settings; stops at the first problem."""
     from actors.launch.checks import check_files
 
     found: list[Finding] = []
@@ -91,13 +91,13 @@ def settings_findings(config: RunConfig, node: str) -> list[Finding]:
 
 
 def findings(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
-    """Each node by itself; with several, also against each other."""
+    """Findings of each node, then of the nodes compared with each other."""
     of_nodes = [finding for facts in nodes for finding in check_node(facts, options)]
     return [*of_nodes, *check_cluster(nodes, options)]
 
 
 def look(options: PreflightOptions) -> list[Finding]:
-    """With the mark in the run directory as long as it takes."""
+    """Check every node while a mark file in the run directory shows whether all nodes see the same folder."""
     mark = Path(options.run_dir) / options.mark
     try:
         if options.run_dir:

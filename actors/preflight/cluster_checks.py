@@ -1,4 +1,4 @@
-"""What is wrong between nodes: versions that differ, clocks, folders that one does not see."""
+"""Checks of nodes against each other: versions, clocks, shared folders."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,19 +7,19 @@ from actors.preflight.facts import Finding, Folder, NodeFacts, PreflightOptions,
 from rstar_ray.config import EngineConfig
 
 CLOCK_S = 2.0
-"""Logs of two nodes are read side by side, and deadlines are told by time of day."""
+"""Maximum clock offset: logs of several nodes are compared, and deadlines use the time of day."""
 START_S = EngineConfig().start_deadline_s
-READ_SHARE = 0.3  # of it, for reading the model; a learner's rank reads it before an engine does
+READ_SHARE = 0.3  # of START_S, for reading the model; a learner's rank reads it before an engine does
 MUST_AGREE = ("python", "ray", "torch", "vllm", "deepspeed", "transformers", "rstar_ray")
 
 
 def check_cluster(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
-    """Every check of every node against the others."""
+    """Findings of all cluster checks, for every node."""
     return [*versions(nodes), *clocks(nodes), *run_dirs(nodes, options), *models(nodes, options)]
 
 
 def versions(nodes: Sequence[NodeFacts]) -> list[Finding]:
-    """A node in the minority is the wrong one; of two halves the one that the first node is not in."""
+    """Report nodes whose versions differ from the most common ones; on a tie the first node's count."""
     common = {name: _most(nodes, name) for name in MUST_AGREE}
     common["torch build"] = Counter(facts.torch_build for facts in nodes).most_common(1)[0][0]
     found: list[Finding] = []
@@ -48,7 +48,7 @@ def clocks(nodes: Sequence[NodeFacts]) -> list[Finding]:
 
 
 def run_dirs(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
-    """Checkpoints are written by the ranks of all nodes into one folder."""
+    """Every node must see the same folder, because ranks of all nodes write checkpoints into it."""
     hint = "a folder on storage that all nodes mount, under the same path"
     return _folders("run directory", nodes, options.run_dir, lambda facts: facts.run_dir, hint, options.mark)
 
@@ -60,7 +60,7 @@ def models(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Findin
 
 
 def _slow_model(facts: NodeFacts) -> Finding | None:
-    """Processes of a node read the model one after another or together; all but the first find it in memory."""
+    """A warning if a node's first read of the model takes too much of a start; later reads are cached."""
     model = facts.model
     if model is None or (seconds := model.weight_bytes / model.read_bytes_s) <= READ_SHARE * START_S:
         return None

@@ -1,4 +1,4 @@
-"""What is read of a node, and what is asked for."""
+"""Facts about a node, findings, and the options of preflight."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rstar_ray.config.checks import at_least, check_bounds, require, within
 from rstar_ray.config.machines import Isolation
 
 UNLIMITED = -1
-"""Of a limit, as the kernel says it."""
+"""The kernel's value for a resource without a limit."""
 
 
 class Verdict(StrEnum):
@@ -27,7 +27,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One judgement about one node."""
+    """Result of one check on one node."""
 
     check: str
     node: str
@@ -38,25 +38,25 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightOptions:
-    """What to look for."""
+    """Command line of preflight."""
 
     run_dir: str = ""
-    """must be seen by every node"""
+    """run directory, which every node must see"""
     model: str = ""
-    """a Hugging Face folder that every node must read"""
+    """Hugging Face model folder, which every node must be able to read"""
     level: Isolation = SandboxConfig().level
-    """isolation that sandboxes must reach"""
+    """isolation level that the sandbox must reach"""
     checkpoints: Annotated[int, at_least(1)] = CheckpointConfig().keep + 1
-    """on the disk at once: --checkpoint.keep, and the one being written"""
+    """checkpoints on disk at once: --checkpoint.keep, and the one being written"""
     gpus: Annotated[int, at_least(0)] = 0
-    """every node must show as many; 0: as many as it has"""
+    """GPUs that every node must have; 0: as many as it has"""
     gpu_memory_share: Annotated[float, within("(0, 0.95]")] = EngineConfig().gpu_memory_share
-    """--engine.gpu-memory-share of the run: vLLM does not start where less of a GPU is free"""
+    """--engine.gpu-memory-share of the run: vLLM does not start if less of a GPU is free"""
     probes: bool = True
-    """try a pair of processes and a sandbox; without, only read"""
+    """also test communication between two processes, the sandbox and the GPU's attention kernel"""
     run_config: str = ""
-    """a run's settings as TOML, such as RUN/stage1.toml: check these too, and what they name"""
-    mark: Annotated[str, tyro.conf.Suppress] = ""  # written into the run directory, for every node to find
+    """a run's settings as TOML, such as RUN/stage1.toml: check them, and the files they name, too"""
+    mark: Annotated[str, tyro.conf.Suppress] = ""  # content of a file in the run directory that every node must see
 
     def __post_init__(self) -> None:
         check_bounds("", self)
@@ -66,11 +66,11 @@ class PreflightOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Something that was tried."""
+    """Result of an operation that was tried."""
 
     worked: bool
     message: str
-    leaked_bytes: int = 0  # each round
+    leaked_bytes: int = 0  # per round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class GpuFacts:
     """One GPU, as torch sees it."""
 
     name: str
-    capability: tuple[int, int]  # of CUDA; of ROCm the digits of gfx
+    capability: tuple[int, int]  # CUDA compute capability; for ROCm the digits of gfx
     memory_bytes: int
     free_bytes: int
 
@@ -88,39 +88,39 @@ class Folder:
     """A folder as one node sees it."""
 
     problem: str = ""  # why it cannot be used
-    mark: str = ""  # what was found of the asker's mark
+    mark: str = ""  # content of the mark file that this node found
     free_bytes: int = 0
-    content: str = ""  # of a model: digest of its configuration, and of the names and sizes of its weights
-    weight_bytes: int = 0  # of a model
-    read_bytes_s: float = math.inf  # of a model's weights, while the other nodes read too
+    content: str = ""  # digest; for a model of its configuration, and the names and sizes of its weights
+    weight_bytes: int = 0  # for a model
+    read_bytes_s: float = math.inf  # for a model: read rate of its weights while the other nodes read too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node, as a process of Ray on it sees it."""
+    """Facts about one node, as a Ray process on it sees them."""
 
     node: str
     accelerator: Accelerator
     gpus: int = 0  # device files
     visible_gpus: int = 0  # as torch counts them
-    gpu_facts: tuple[GpuFacts, ...] = ()  # of the visible ones
+    gpu_facts: tuple[GpuFacts, ...] = ()  # of the visible GPUs
     gpu_problem: str = ""  # why torch cannot use a GPU here
-    driver: str = ""  # version of the kernel's module; empty: none
+    driver: str = ""  # version of the kernel module; empty: none
     rocm: str = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])  # of packages that must agree
-    other_versions: tuple[str, ...] = ()  # packages outside of the ranges of pyproject.toml
+    other_versions: tuple[str, ...] = ()  # packages outside the ranges of pyproject.toml
     torch_build: str = "cpu"  # "cpu", "cuda 13.0", "hip 7.2"
-    target: str = ""  # of `make setup`; empty: another environment
-    import_problem: str = ""  # of the environment, as actors/preflight/imports.py finds it
-    compiler: str = ""  # for C, which Triton calls; empty: none
+    target: str = ""  # TARGET of `make setup`; empty: another environment
+    import_problem: str = ""  # found by actors/preflight/imports.py
+    compiler: str = ""  # path of the C compiler, which Triton calls; empty: none
     python_headers: bool = True
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     shm_bytes: int = 0  # of /dev/shm
     memory_bytes: int = 0
     descriptors: int = 0  # open at once
     locked_memory: int = 0  # bytes that may be pinned
-    ipc_lock: bool = False  # the capability CAP_IPC_LOCK, which lifts that limit
-    clock_offset_s: float = 0.0  # to the asker's, halved round trip taken off
+    ipc_lock: bool = False  # has the capability CAP_IPC_LOCK, which lifts that limit
+    clock_offset_s: float = 0.0  # from the driver's clock, corrected by half the round trip
     sandbox: Probe | None = None  # None: not tried
     all_reduce: Probe | None = None
     ipc: Probe | None = None

@@ -1,18 +1,18 @@
-"""Whether an environment can import what a run needs, and whether its torch is built for the environment's target.
+"""Checks that an environment can import a run's packages, and that its torch is built for the environment's target.
 
 python -m actors.preflight.imports cuda
 
-`make setup` ends with it, and preflight repeats it. Prints one line and exits with 1 where something is wrong.
+`make setup` and preflight run it. Prints one line and exits with 1 if a check fails.
 """
 
 import sys
 
 BUILDS = {"cpu": "cpu", "cuda": "cuda", "rocm": "hip"}
-"""How torch names what it is built for, by target of `make setup`."""
+"""Prefix of `torch_build()`, by target of `make setup`."""
 
 
 def torch_build() -> str:
-    """What torch is built for: `cpu`, `cuda 13.0`, `hip 7.2`."""
+    """Platform that torch is built for: `cpu`, `cuda 13.0`, `hip 7.2`."""
     import torch
 
     if torch.version.hip is not None:
@@ -21,7 +21,7 @@ def torch_build() -> str:
 
 
 def problem(target: str) -> str:
-    """One line about what is wrong with this environment, empty if nothing is."""
+    """The problem with this environment in one line; empty if there is none."""
     try:
         build = torch_build()
         if not build.startswith(BUILDS[target]):
@@ -30,7 +30,7 @@ def problem(target: str) -> str:
         import vllm
 
         if target != "rocm":  # vLLM's modules for ROCm may need a GPU, and an image is built without one
-            vllm.LLM  # noqa: B018  # vLLM imports its modules when they are first used
+            vllm.LLM  # noqa: B018  # vLLM imports its modules lazily
     except Exception as failed:
         return f"import fails: {type(failed).__name__}: {' '.join(str(failed).split())[:200]}"
     return ""

@@ -1,4 +1,4 @@
-"""What is wrong with one node: each check a judgement of what was read, with the hint."""
+"""Checks of one node. Each is a pure function of the node's facts and returns a finding with a hint."""
 
 from collections.abc import Callable
 
@@ -6,26 +6,26 @@ from actors.cluster.gpu_environment import DEPLOY, gpu_environment, read_env_fil
 from actors.preflight.facts import UNLIMITED, Finding, NodeFacts, PreflightOptions, Probe, Verdict
 
 LEAST_ROCM = (7, 2, 2)
-"""Graph capture with RCCL works from here on."""
+"""First version in which graph capture works with RCCL."""
 LEAST_DRIVER = {13: (580,), 12: (525, 60)}
-"""NVIDIA's, by the major version of CUDA that torch is built for (CUDA compatibility, minor version compatibility)."""
+"""NVIDIA driver, by CUDA major version of torch's build (source: CUDA minor version compatibility)."""
 LEAST_CAPABILITY = (8, 0)
 """Ampere: bfloat16 and flash attention."""
 FREE_SHARE = 0.9
-"""Of a GPU's memory: with less, another process uses it."""
+"""Share of a GPU's memory; if less is free, another process uses the GPU."""
 DESCRIPTORS = 65_536
 SHM_SHARE = 0.3
-"""Of the memory: Ray's object store and the weights that engines of a node share lie in /dev/shm."""
+"""Of the node's memory: /dev/shm holds Ray's object store and the weights that the node's engines share."""
 LEAST_SHM_BYTES = 2**30
 TRAINED_OVER_WEIGHTS = 7.0
-"""A checkpoint's bytes over the model's: float32 weights and two moments, 12 bytes a parameter, and the model's 2."""
+"""Bytes of a checkpoint (float32 weights, two moments, model: 12 + 2 per parameter) over the model's (2)."""
 GB = 1e9
 
 Check = Callable[[NodeFacts, PreflightOptions], Finding]
 
 
 def check_node(facts: NodeFacts, options: PreflightOptions) -> list[Finding]:
-    """Every check, in the order in which a person would fix them."""
+    """Findings of every check, in the order in which problems should be fixed."""
     return [check(facts, options) for check in CHECKS]
 
 
@@ -34,7 +34,7 @@ def driver(facts: NodeFacts, options: PreflightOptions) -> Finding:
         if options.gpus:
             hint = "start the container with its GPUs: deploy/docker/rocm.Dockerfile has the line"
             return _found("driver", facts, Verdict.WRONG, f"no device file of a GPU, {options.gpus} wanted", hint)
-        if facts.target in ("cuda", "rocm"):  # right for a head node; elsewhere a container without its GPUs
+        if facts.target in ("cuda", "rocm"):  # a head node, or a container started without its GPUs
             message = f"no GPU here: no device file, and this environment is for {facts.target}"
             return _found("driver", facts, Verdict.WARNING, message, "run on a machine with GPUs; docker: --gpus all")
         return _not_here("driver", facts, "no GPU")
@@ -53,7 +53,7 @@ def driver(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def runtime(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """ROCm's own version, or what torch brings of CUDA."""
+    """Version of ROCm, or of the CUDA that torch includes."""
     if facts.accelerator == "cpu":
         return _not_here("runtime", facts, "no GPU")
     if facts.accelerator == "cuda":
@@ -63,12 +63,12 @@ def runtime(facts: NodeFacts, options: PreflightOptions) -> Finding:
         return _found("runtime", facts, Verdict.WARNING, "no /opt/rocm/.info/version", hint)
     if _numbers(facts.rocm) < LEAST_ROCM:
         wanted = ".".join(map(str, LEAST_ROCM))
-        return _found("runtime", facts, Verdict.WRONG, f"ROCm {facts.rocm}", f"ROCm {wanted} or newer: graphs need it")
+        return _found("runtime", facts, Verdict.WRONG, f"ROCm {facts.rocm}", f"use ROCm {wanted} or newer")
     return _found("runtime", facts, Verdict.OK, f"ROCm {facts.rocm}")
 
 
 def gpus(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """Whether torch can use every GPU: compute capability, and memory that is free."""
+    """Whether torch can use every GPU: compute capability and free memory."""
     if facts.accelerator == "cpu":
         return _not_here("GPUs", facts, "no GPU")
     if facts.gpu_problem:
@@ -95,7 +95,7 @@ def gpus(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def compiler(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """Triton compiles a part of every kernel's start with the system's C compiler."""
+    """Triton compiles the launcher of each kernel with the system's C compiler."""
     if facts.accelerator == "cpu":
         return _not_here("compiler", facts, "nothing is compiled without a GPU")
     lacking = [] if facts.compiler else ["gcc"]
@@ -127,7 +127,7 @@ def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def masks(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """A mask that hides a GPU, or one by which `import ray` fails."""
+    """*_VISIBLE_DEVICES variables that hide a GPU or make `import ray` fail."""
     if facts.accelerator == "cpu":
         return _not_here("masks", facts, "no GPU")
     set_here = [f"{kind}_VISIBLE_DEVICES" for kind in ("ROCR", "HIP", "CUDA")]
@@ -140,14 +140,14 @@ def masks(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.visible_gpus < wanted:
         why = told or "no mask is set: the group of the device files?"
         hint = hint if there else "give the user the groups video and render (--group-add)"
-        # Without --gpus the number of device files is wanted, and one of them may be no GPU for computing.
+        # Without --gpus, `wanted` counts device files, some of which may not be compute GPUs.
         verdict = Verdict.WRONG if options.gpus or not facts.visible_gpus else Verdict.WARNING
-        return _found("masks", facts, verdict, f"{facts.visible_gpus} of {wanted} GPUs to be seen; {why}", hint)
-    return _found("masks", facts, Verdict.OK, f"{facts.visible_gpus} of {facts.gpus} GPUs to be seen")
+        return _found("masks", facts, verdict, f"{facts.visible_gpus} of {wanted} GPUs are visible; {why}", hint)
+    return _found("masks", facts, Verdict.OK, f"{facts.visible_gpus} of {facts.gpus} GPUs are visible")
 
 
 def environment(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """What deploy/rocm.env and deploy/cuda.env say, and what they warn of."""
+    """Compare variables with deploy/rocm.env or deploy/cuda.env, and reject those that the file lists as harmful."""
     if facts.accelerator == "cpu":
         return _not_here("environment", facts, "no GPU")
     name = f"deploy/{facts.accelerator}.env"
@@ -164,7 +164,7 @@ def environment(facts: NodeFacts, options: PreflightOptions) -> Finding:
     other = [f"{variable}={facts.environment[variable]}" for variable in wanted if _differs(facts, wanted, variable)]
     if other:
         return _found(
-            "environment", facts, Verdict.WARNING, f"other than in {name}: {', '.join(other)}", "if not meant"
+            "environment", facts, Verdict.WARNING, f"differs from {name}: {', '.join(other)}", "if not intended"
         )
     return _found("environment", facts, Verdict.OK, f"as in {name}")
 
@@ -183,7 +183,7 @@ def descriptors(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.descriptors != UNLIMITED and facts.descriptors < DESCRIPTORS:
         severe = Verdict.WRONG if facts.accelerator != "cpu" else Verdict.WARNING
         hint = f"ulimit -n {DESCRIPTORS} before `ray start`; --ulimit nofile={DESCRIPTORS} (Docker)"
-        return _found("descriptors", facts, severe, f"{facts.descriptors} at once, {DESCRIPTORS} wanted", hint)
+        return _found("descriptors", facts, severe, f"limit {facts.descriptors}, {DESCRIPTORS} wanted", hint)
     return _found("descriptors", facts, Verdict.OK, _limit(facts.descriptors))
 
 
@@ -202,13 +202,13 @@ def locked_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def sandbox(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """Whether programs can be isolated as the options ask."""
+    """Whether the sandbox reaches the requested isolation level."""
     if facts.sandbox is None:
         return _not_here("sandbox", facts, "not tried")
     if facts.sandbox.worked:
         return _found("sandbox", facts, Verdict.OK, facts.sandbox.message)
     hint = (
-        "let it make namespaces: --security-opt seccomp=unconfined --security-opt apparmor=unconfined (Docker); "
+        "allow namespaces: --security-opt seccomp=unconfined --security-opt apparmor=unconfined (Docker); "
         "seccompProfile and appArmorProfile Unconfined (Kubernetes); sysctl user.max_user_namespaces above 0 and "
         "kernel.apparmor_restrict_unprivileged_userns=0 (hosts of Slurm); or accept --sandbox.level landlock"
     )
@@ -216,15 +216,15 @@ def sandbox(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def all_reduce(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    hint = "NCCL_DEBUG=INFO in the environment says what it tried; HSA_NO_SCRATCH_RECLAIM and /dev/shm come first"
+    hint = "set NCCL_DEBUG=INFO to log the cause; check HSA_NO_SCRATCH_RECLAIM and /dev/shm first"
     return _tried("all-reduce", facts, facts.all_reduce, hint)
 
 
 def ipc(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """A handle from one process opened in another, and what stays behind."""
+    """Whether a process can open another's GPU memory handle, and whether that leaks memory."""
     probe = facts.ipc
     if probe is not None and probe.worked and probe.leaked_bytes > 0:
-        message = f"{probe.leaked_bytes / 2**20:.1f} MiB stay behind each round"
+        message = f"{probe.leaked_bytes / 2**20:.1f} MiB leak in each round"
         hint = "HSA_ENABLE_IPC_MODE_LEGACY=1 before Ray starts" if facts.accelerator == "rocm" else "restart the driver"
         return _found("IPC", facts, _failed(facts), message, hint)
     hint = "every process must see every GPU (deploy/rocm.env); --ipc host (Docker)"
@@ -232,7 +232,7 @@ def ipc(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def attention(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """Whether the learner has more than the mathematical path, which holds a score for every pair of tokens."""
+    """Whether a fused kernel works; the fallback keeps an attention score for every pair of tokens in memory."""
     if facts.accelerator == "cpu":
         return _not_here("attention", facts, "no GPU")
     hint = "use vLLM's own image, whose torch is built for this GPU"
@@ -240,13 +240,13 @@ def attention(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 
 def disk(facts: NodeFacts, options: PreflightOptions) -> Finding:
-    """Room for checkpoints where they are written."""
+    """Whether the run directory's disk has room for the checkpoints."""
     folder, model = facts.run_dir, facts.model
     if folder is None or folder.problem:
-        return _not_here("disk", facts, "no run directory to look at; name one with --run-dir")
+        return _not_here("disk", facts, "no run directory; set one with --run-dir")
     told = f"{folder.free_bytes / GB:.0f} GB free"
     if model is None or not model.weight_bytes:
-        return _found("disk", facts, Verdict.OK, f"{told}; --model says how much a checkpoint takes")
+        return _found("disk", facts, Verdict.OK, f"{told}; set --model to compute the size of a checkpoint")
     wanted = options.checkpoints * TRAINED_OVER_WEIGHTS * model.weight_bytes
     message = f"{told}, {options.checkpoints} checkpoints take {wanted / GB:.0f} GB"
     if folder.free_bytes < wanted:
@@ -263,7 +263,7 @@ def _tried(check: str, facts: NodeFacts, probe: Probe | None, hint: str) -> Find
 
 
 def _failed(facts: NodeFacts) -> Verdict:
-    """Of a probe. On a GPU it is a warning until the probe has passed on one: the probe itself may be wrong, and a job
+    """Verdict of a failed probe. On a GPU it is only a warning, because the probe itself may be wrong there, and a job
     that starts with `preflight && run` would never start. The run's own start-up checks refuse what cannot work."""
     return Verdict.WRONG if facts.accelerator == "cpu" else Verdict.WARNING
 

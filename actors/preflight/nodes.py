@@ -1,4 +1,4 @@
-"""The facts of every node of the Ray cluster that this process belongs to."""
+"""Collects facts from every node of the Ray cluster that this process belongs to."""
 
 import secrets
 import time
@@ -39,7 +39,7 @@ class NodeReader:
 
 
 def every_node(options: PreflightOptions) -> list[NodeFacts]:
-    """Head first. Raises `DeadlineExceeded` naming the first node that does not answer."""
+    """Facts of every node, head first. Raises `DeadlineExceeded` with the name of a node that does not answer."""
     require_token_auth()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
@@ -51,10 +51,10 @@ def every_node(options: PreflightOptions) -> list[NodeFacts]:
 
 
 def refuse_unseen(run_dir: Path | None, needed: Sequence[Needed] = ()) -> None:
-    """Raise `ConfigError` naming the nodes that do not see the run directory, or another one: checkpoints would have
-    holes. And where they lack something else that a run needs, or have another in its place.
+    """Raise `ConfigError` with the nodes on which the run directory, or a path in `needed`, is missing or differs.
 
-    A cluster of one node is not options.
+    A node without the shared run directory would leave its shards out of checkpoints. A cluster of one node is not
+    checked.
     """
     alive = named([node for node in ray.nodes() if node["Alive"]])
     if len(alive) < 2:
@@ -68,7 +68,7 @@ def refuse_unseen(run_dir: Path | None, needed: Sequence[Needed] = ()) -> None:
 
 
 def _seen_by(readers: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
-    """By node: what is wrong with the folder there, or nothing."""
+    """The problem with the folder, by node; empty if there is none."""
     mark = run_dir / f".seen-{secrets.token_hex(8)}"
     run_dir.mkdir(parents=True, exist_ok=True)
     mark.write_text(mark.name)
@@ -77,14 +77,14 @@ def _seen_by(readers: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
         folders: dict[str, Folder] = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in looking.items()}
     finally:
         mark.unlink(missing_ok=True)
-    other = f"{run_dir} there is another folder"
+    other = f"{run_dir} is a different folder there"
     return {name: folder.problem or ("" if folder.mark == mark.name else other) for name, folder in folders.items()}
 
 
 def _found_by(
     readers: Mapping[str, Any], needed: Sequence[Needed], with_gpus: Collection[str]
 ) -> dict[Needed, dict[str, str]]:
-    """By what is needed and by node: what is wrong with it there, or nothing. Models are read where the GPUs are."""
+    """The problem with each path, by node; empty if there is none. Models are checked on nodes with GPUs only."""
     looking = {
         one: {
             name: reader.find.remote(one)
@@ -101,26 +101,26 @@ def _found_by(
 
 
 def wrong_with(theirs: Folder, ours: Folder) -> str:
-    """What keeps a node's from being what the driver has; nothing where it is."""
-    return theirs.problem or ("" if theirs.content == ours.content else "what is there differs from what is here")
+    """Why a node's path is unusable or differs from the driver's; empty if it is the same."""
+    return theirs.problem or ("" if theirs.content == ours.content else "its content differs from the driver's")
 
 
 def refuse_folders(seen: Mapping[str, str], run_dir: Path) -> None:
-    """One line for all nodes that do not see it."""
+    """Raise one `ConfigError` for all nodes that do not see the run directory."""
     if wrong := {name: problem for name, problem in seen.items() if problem}:
         hint = "give a folder on storage that all nodes mount under one path"
         raise ConfigError("--run-dir", _unseen(wrong, run_dir), hint)
 
 
 def refuse_absent(found: Mapping[Needed, Mapping[str, str]]) -> None:
-    """One line for all that is needed, and not on every node."""
+    """Raise one `ConfigError` for all paths that some node lacks."""
     lacking = {one: {name: problem for name, problem in by_node.items() if problem} for one, by_node in found.items()}
     absent = [one for one, wrong in lacking.items() if wrong]
     if absent:
         first, *others = absent
         message = [_unseen(lacking[first], first.path)]
         message += [f"{other.option}: {_unseen(lacking[other], other.path)}" for other in others]
-        hint = "copy it there under the same path, or give one on storage that all nodes mount"
+        hint = "copy it there under the same path, or give a path on storage that all nodes mount"
         raise ConfigError(first.option, "; ".join(message), hint)
 
 
@@ -131,7 +131,7 @@ def _unseen(wrong: Mapping[str, str], path: Path) -> str:
 
 @contextmanager
 def _readers() -> Generator[dict[str, Any]]:
-    """One on every living node, the head's first; ended afterwards."""
+    """A reader on every living node, the head's first; killed on exit."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     reader: Any = ray.remote(NodeReader)
@@ -149,7 +149,7 @@ def _readers() -> Generator[dict[str, Any]]:
 
 
 def named(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """By host name, and by Ray's id too where two share one; the head, which Ray marks, comes first."""
+    """Nodes by host name, with Ray's node id added if two share a host name; the head comes first."""
     ordered = sorted(nodes, key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
     hosts = Counter(node["NodeManagerHostname"] for node in ordered)
     return {
@@ -159,7 +159,7 @@ def named(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 
 def _offset(reader: Any, name: str) -> float:
-    """The node's clock against ours; the second answer, when its process is up."""
+    """Seconds that the node's clock is ahead of ours. The first call waits for the process to start."""
     _got(reader.now.remote(), name, START_DEADLINE_S)
     asked_s = time.time()
     there_s = _got(reader.now.remote(), name, START_DEADLINE_S)
@@ -170,4 +170,4 @@ def _got(ref: Any, name: str, seconds: float) -> Any:
     try:
         return ray.get(ref, timeout=seconds)
     except GetTimeoutError as late:
-        raise DeadlineExceeded("preflight", name, "what its machine is like", seconds) from late
+        raise DeadlineExceeded("preflight", name, "the facts of its machine", seconds) from late

@@ -1,7 +1,6 @@
-"""Two processes of one node: do they reduce, does one open what the other hands it, and does anything stay behind?
+"""Tests all-reduce and memory sharing between two processes of one node, and whether sharing leaks memory.
 
-`probe_pair` starts them; each runs this file. On GPUs with NCCL or RCCL and IPC handles, on a CPU with gloo and
-/dev/shm.
+`probe_pair` starts both; each runs this file. GPUs use NCCL or RCCL and IPC handles, a CPU uses gloo and /dev/shm.
 """
 
 import json
@@ -24,11 +23,11 @@ ROUNDS = 20
 REDUCED_ELEMENTS = 2**20
 SHARED_BYTES = 64 * 2**20
 LEAK_BYTES = 2**20
-"""Less than this each round is somebody else's doing."""
+"""Per round; a smaller loss is attributed to other processes."""
 
 
 def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, Probe]:
-    """All-reduce and IPC; where the pair does not end well, both have failed with its last message."""
+    """Results of all-reduce and IPC; if a process fails, both results have its last message."""
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         command = [sys.executable, "-m", "actors.preflight.pair", folder, device]
         pair = [
@@ -45,7 +44,7 @@ def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, P
         try:
             told = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in pair]
         except subprocess.TimeoutExpired:
-            message = f"two processes did not get through it in {deadline_s:g} s"
+            message = f"two processes did not finish in {deadline_s:g} s"
             return Probe(worked=False, message=message), Probe(worked=False, message=message)
         finally:
             for process in pair:
@@ -55,7 +54,7 @@ def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, P
 
 
 def judge_pair(statuses: list[int], outputs: list[str], errors: list[str]) -> tuple[Probe, Probe]:
-    """Rank 0's last line has the figures."""
+    """Both results, read from the last line of rank 0's output."""
     if any(statuses):
         last = next(error.strip().splitlines()[-1:] for error, status in zip(errors, statuses, strict=True) if status)
         message = (last or [f"a process ended with {max(statuses, key=abs)}"])[0][:200]
@@ -64,20 +63,18 @@ def judge_pair(statuses: list[int], outputs: list[str], errors: list[str]) -> tu
     leaked = figures["leaked_bytes"]
     return (
         Probe(worked=True, message=f"{figures['reduced_gb_s']:.1f} GB/s between two processes"),
-        Probe(
-            worked=True, message=f"{ROUNDS} rounds, nothing stays behind", leaked_bytes=leaked * (leaked > LEAK_BYTES)
-        ),
+        Probe(worked=True, message=f"{ROUNDS} rounds, no leak", leaked_bytes=leaked * (leaked > LEAK_BYTES)),
     )
 
 
 def run_rank(folder: Path, device: Device, rank: int) -> dict[str, float]:
-    """What one of the two does. Raises where a result is wrong."""
+    """Run one of the two ranks. Raises `ArithmeticError` if a result is wrong."""
     import torch
     import torch.distributed as dist
 
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    alone = device == "cuda" and torch.cuda.device_count() < 2  # NCCL wants a device for each rank
+    alone = device == "cuda" and torch.cuda.device_count() < 2  # NCCL needs one device per rank
     dist.init_process_group(
         "gloo" if device == "cpu" or alone else "nccl",
         init_method=f"file://{folder}/store",
@@ -93,7 +90,7 @@ def run_rank(folder: Path, device: Device, rank: int) -> dict[str, float]:
 
 
 def _all_reduce(device: Device, rank: int) -> float:
-    """GB/s, the first round left out."""
+    """The best rate in GB/s, without the first round, which includes set-up."""
     import torch
     import torch.distributed as dist
 
@@ -110,7 +107,7 @@ def _all_reduce(device: Device, rank: int) -> float:
 
 
 def _ipc(rank: int, hands: Any) -> float:
-    """Device memory that each round leaves behind on rank 0's GPU."""
+    """Bytes of device memory leaked per round."""
     import torch
     import torch.distributed as dist
     from torch.multiprocessing.reductions import reduce_tensor
@@ -119,7 +116,7 @@ def _ipc(rank: int, hands: Any) -> float:
 
     free = 0
     for number in range(ROUNDS + 1):
-        if number == 1:  # the first round's contexts stay
+        if number == 1:  # contexts created in the first round are not a leak
             free = torch.cuda.mem_get_info()[0]
         mine = CudaExporter().room(SHARED_BYTES).view(torch.int32).fill_(number) if rank == 0 else None
         handle = [reduce_tensor(mine) if mine is not None else None]
@@ -139,7 +136,7 @@ def _ipc(rank: int, hands: Any) -> float:
 
 
 def _through_files(name: str, rank: int, hands: Any) -> float:
-    """The same through /dev/shm, by which engines of a CPU get their weights."""
+    """Share memory through /dev/shm, as CPU engines receive weights; returns 0 leaked bytes."""
     import torch.distributed as dist
 
     path = Path("/dev/shm") / name
@@ -154,7 +151,7 @@ def _through_files(name: str, rank: int, hands: Any) -> float:
                         raise ArithmeticError(f"a shared page of round {number} holds {opened[-1]}")
             dist.barrier(group=hands)
     finally:
-        if rank == 0:  # the other is through with it since the last barrier
+        if rank == 0:  # rank 1 no longer uses it after the last barrier
             path.unlink(missing_ok=True)
     return 0.0
 

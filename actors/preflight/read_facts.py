@@ -1,4 +1,4 @@
-"""Reads the facts of the machine it runs on. Nothing is judged here."""
+"""Collects the facts about the machine that it runs on."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ from rstar_ray.evaluation.request_digest import own_code
 
 IMPORT_DEADLINE_S = 180.0
 CAP_IPC_LOCK = 14
-READ_BYTES = 256 * 2**20  # of a model's weights, to see how fast they come
+READ_BYTES = 256 * 2**20  # of a model's weights, to measure the read rate
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
 OUR_NAMES = re.compile(
@@ -39,7 +39,7 @@ OUR_NAMES = re.compile(
 
 
 def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
-    """Seconds without probes, half a minute with them."""
+    """Takes seconds without probes, about half a minute with them."""
     kind = accelerator()
     build, visible, gpus, gpu_problem = _torch()
     target = _first_line(Path(sys.prefix) / ".target")
@@ -76,7 +76,7 @@ def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
 
 
 def _try_attention() -> Probe:
-    """Heads of Qwen3-14B in bfloat16, as the learner attends with them."""
+    """Try the learner's attention with the heads of Qwen3-14B in bfloat16."""
     import torch
 
     from actors.learner.attention_kernels import choose, tried
@@ -94,7 +94,7 @@ def count_gpus(kind: Accelerator, devices: Path = Path("/dev")) -> int:
 
 
 def read_driver(kind: Accelerator, root: Path = Path("/")) -> str:
-    """The version of the kernel's module; "loaded" where it has none of its own, as amdgpu of the kernel's tree."""
+    """Version of the kernel module; "of the kernel" for an amdgpu module that is part of the kernel's own tree."""
     if kind == "rocm":
         module = root / "sys/module/amdgpu"
         return _first_line(module / "version") or ("of the kernel" if module.exists() else "")
@@ -104,7 +104,7 @@ def read_driver(kind: Accelerator, root: Path = Path("/")) -> str:
 
 
 def look_at_run_dir(path: Path, mark: str) -> Folder:
-    """Is the asker's mark here, and can we write beside it?"""
+    """The content of the mark file `mark`, and whether this node can write to the folder."""
     if not path.is_dir():
         return Folder(problem=f"{path} does not exist here")
     own = path / f".preflight-{platform.node()}-{os.getpid()}"
@@ -118,7 +118,7 @@ def look_at_run_dir(path: Path, mark: str) -> Folder:
 
 
 def look_at_model(path: Path) -> Folder:
-    """Every file of the weights is opened, since a mount may list what it does not give."""
+    """Opens every weight file, because a mount may list files that cannot be read."""
     if not (path / "config.json").is_file():
         return Folder(problem=f"{path} has no config.json here")
     weights = sorted(path.glob("*.safetensors"))
@@ -142,7 +142,7 @@ def look_at_model(path: Path) -> Folder:
 
 
 def _read_bytes_s(path: Path) -> float:
-    """Of the file's first bytes, without what this node has of it in memory."""
+    """Read rate of the file's first bytes, with the page cache dropped."""
     with path.open("rb", buffering=0) as opened:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         started = time.perf_counter()
@@ -151,7 +151,7 @@ def _read_bytes_s(path: Path) -> float:
 
 
 def look_at_needed(needed: Needed) -> Folder:
-    """What is there by that path; two nodes with the same have the same `content`."""
+    """State of a required path; `content` is equal on nodes where the path holds the same."""
     path = needed.path
     if needed.holds == "model":
         return look_at_model(path)
@@ -180,7 +180,7 @@ _PACKAGES = ("ray", "torch", "deepspeed", "transformers")
 
 
 def other_versions() -> tuple[str, ...]:
-    """Packages outside of the ranges of pyproject.toml: an image's own are kept (deploy/missing.py)."""
+    """Packages outside the ranges of pyproject.toml: setup keeps those of an image (deploy/missing.py)."""
     try:
         stated = [Requirement(line) for line in requires("rstar-ray") or ()]
     except PackageNotFoundError:  # a checkout that is not installed
@@ -199,7 +199,7 @@ def other_versions() -> tuple[str, ...]:
 
 
 def source_digest() -> str:
-    """Of our own code: two nodes with different repositories run different programs under one version."""
+    """Digest of this repository's code, since checkouts with the same version may differ."""
     digest = hashlib.sha256()
     for room in ROOMS:
         for path in sorted((REPOSITORY / room).rglob("*.py")):
@@ -208,7 +208,7 @@ def source_digest() -> str:
 
 
 def _torch() -> tuple[str, int, tuple[GpuFacts, ...], str]:
-    """What torch is built for, the GPUs that it counts, what it says of them, and why it cannot use one."""
+    """torch's build, number of GPUs, facts of each GPU, and the reason if torch cannot use them."""
     try:
         import torch
 
@@ -236,7 +236,7 @@ def _gpu(index: int) -> GpuFacts:
 
 
 def import_problem(target: str) -> str:
-    """What actors/preflight/imports.py says, in a process without this one's modules."""
+    """Problem reported by actors/preflight/imports.py, run in a fresh process; empty if there is none."""
     command = [sys.executable, "-m", "actors.preflight.imports", target]
     try:
         tried = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S)
@@ -253,7 +253,7 @@ def has_ipc_lock(status: Path) -> bool:
 
 
 def _environment(kind: Accelerator) -> dict[str, str]:
-    """Variables that a file of deploy/ may speak of; no others, which may be secrets."""
+    """Variables that a file in deploy/ may name; others are not read because they may be secrets."""
     wanted = gpu_environment(kind)
     return {name: value for name, value in os.environ.items() if _speaks_of_gpus(name) or name in wanted}
 

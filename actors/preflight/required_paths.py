@@ -1,4 +1,4 @@
-"""What the actors of a run read from disk, on whichever node they are: absolute paths, and the same there as here."""
+"""Paths that a run's actors read on any node: made absolute, and required to hold the same as on the driver."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,11 @@ class Needed:
     option: str
     path: Path
     holds: Literal["model", "file", "code"]
-    entries: tuple[str, ...] = ()  # of code: what is named of it, `module:object`
+    entries: tuple[str, ...] = ()  # for code: the `module:object` names that settings refer to
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Ray starts processes in separate folders."""
+    """Make paths absolute, because Ray starts processes in other folders."""
     traces = config.telemetry.traces
     named = {
         "own_folder": config.own_folder or ".",
@@ -32,7 +32,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
-    """What a run with this policy reads apart from its run directory; problems are read by the driver alone."""
+    """Paths that the run reads outside its run directory; problem files are excluded, only the driver reads them."""
     needed = [Needed(option="--model", path=_absolute(model), holds="model")]
     if reference := config.algorithm.reference_model:
         needed.append(Needed(option="--algorithm.reference-model", path=_absolute(reference), holds="model"))

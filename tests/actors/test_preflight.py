@@ -133,9 +133,9 @@ def test_nothing_is_wrong_with_a_node_as_it_should_be():
         (changed(torch_build="cuda 13.0"), "packages", "built for cuda 13.0", "never install torch over vLLM's image"),
         (changed(torch_build="cpu"), "packages", "built for cpu", "TARGET=rocm"),
         (h100(import_problem="import fails: no nms"), "packages", "import fails: no nms", "make setup TARGET=cuda"),
-        (changed(visible_gpus=0), "masks", "0 of 8 GPUs to be seen; no mask is set", "--group-add"),
+        (changed(visible_gpus=0), "masks", "0 of 8 GPUs are visible; no mask is set", "--group-add"),
         (changed(shm_bytes=64 * 10**6), "shared memory", "has 0.1 GB, 450.0 wanted", "--ipc host"),
-        (changed(descriptors=1_024), "descriptors", "1024 at once, 65536 wanted", "ulimit -n 65536"),
+        (changed(descriptors=1_024), "descriptors", "limit 1024, 65536 wanted", "ulimit -n 65536"),
         (changed(sandbox=Probe(worked=False, message="EPERM")), "sandbox", "EPERM", "seccomp=unconfined"),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_is_wrong_with_a_node_is_named_with_its_fix(facts: NodeFacts, check
         (changed(all_reduce=Probe(worked=False, message="hung")), "all-reduce", "hung"),
         (changed(attention=Probe(worked=False, message="No available kernel")), "attention", "No available kernel"),
         (changed(ipc=Probe(worked=False, message="bad handle")), "IPC", "bad handle"),
-        (changed(ipc=replace(GOOD, leaked_bytes=2**22)), "IPC", "4.0 MiB stay behind"),
+        (changed(ipc=replace(GOOD, leaked_bytes=2**22)), "IPC", "4.0 MiB leak in each round"),
         (h100(gpu_facts=one_gpu(free_bytes=60 * 10**9)), "GPUs", "60.0 GB free"),
         (h100(compiler=""), "compiler", "no gcc: Triton needs it"),
         (h100(other_versions=("numpy 1.26.4 (<3,>=2.3 wanted)",)), "packages", "numpy 1.26.4 (<3,>=2.3 wanted)"),
@@ -314,7 +314,7 @@ def test_what_a_node_has_is_held_against_what_is_here(tmp_path: Path, option: st
     here = look_at_needed(needed)
     assert wrong_with(look_at_needed(needed), here) == ""
     (tmp_path / name).write_text(text)
-    assert wrong_with(look_at_needed(needed), here) == "what is there differs from what is here"
+    assert wrong_with(look_at_needed(needed), here) == "its content differs from the driver's"
     gone = replace(needed, path=tmp_path / "elsewhere")
     assert "elsewhere" in wrong_with(look_at_needed(gone), here)
 
@@ -328,7 +328,7 @@ def test_a_run_is_refused_where_nodes_lack_what_it_needs(tmp_path: Path):
     assert str(refused.value) == (
         f"--chat.template: n2 do not see {template.path} (no such file); "
         f"--own-folder: n2 do not see {tmp_path} (other). Hint: "
-        "copy it there under the same path, or give one on storage that all nodes mount"
+        "copy it there under the same path, or give a path on storage that all nodes mount"
     )
 
 
