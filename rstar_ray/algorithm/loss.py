@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rstar_ray.algorithm.off_policy import corrected, k3_kl
-from rstar_ray.algorithm.surrogate import LossRule, SampledTokens, Surrogate, clipped, ratios
+from rstar_ray.algorithm.surrogate import LossRule, SampledTokens, as_surrogate, clipped
 from rstar_ray.config import AlgorithmConfig
 
 # ---------------------------------------------------------------- log-probs without the [N, V] matrix
@@ -158,8 +158,9 @@ def policy_loss(
     if algorithm.kl_coefficient and tokens.ref_logprobs_N is None:
         raise ValueError(f"kl_coefficient is {algorithm.kl_coefficient}, but there are no ref_logprobs")
     read, correction_N = corrected(tokens, algorithm)
-    made = rule(read, algorithm)
-    surrogate = made if isinstance(made, Surrogate) else _unclipped(made, read)
+    if not len(tokens.logprobs_N):  # a rank without rows takes part in the pass; reductions of a rule may fail on them
+        rule = clipped
+    surrogate = as_surrogate(rule(read, algorithm), read)
     per_token_N = -correction_N * surrogate.objective_N
     if algorithm.entropy_coefficient:
         per_token_N = per_token_N - algorithm.entropy_coefficient * tokens.entropy_N
@@ -188,25 +189,22 @@ def policy_loss(
     return loss, stats
 
 
-def _unclipped(loss_N: Tensor, tokens: SampledTokens) -> Surrogate:
-    """The loss of a rule without clipping statistics."""
-    if loss_N.shape != tokens.logprobs_N.shape:
-        raise ValueError(f"the loss has shape {list(loss_N.shape)}, not {list(tokens.logprobs_N.shape)}")
-    return Surrogate(-loss_N, ratios(tokens), torch.zeros_like(loss_N, dtype=torch.bool))
-
-
 def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
-    """Run a rule on four made-up tokens, forward and backward; raises whatever the rule raises."""
+    """Run a rule on four made-up tokens, forward and backward; raises whatever the rule raises.
+
+    Two of them have a ratio of 1, as all tokens have in the first update of a step.
+    """
     ones_N = torch.ones(4)
+    old_N = torch.tensor([-1.1, -1.0, -1.1, -1.0])
     tokens = SampledTokens(
         logprobs_N=(-ones_N).requires_grad_(),
         entropy_N=ones_N,
-        old_logprobs_N=-1.1 * ones_N,
-        rollout_logprobs_N=-1.1 * ones_N,
+        old_logprobs_N=old_N,
+        rollout_logprobs_N=old_N,
         advantages_N=torch.tensor([1.0, 1.0, -1.0, -1.0]),
         weights_N=ones_N / 4,
         rows_N=torch.tensor([0, 0, 1, 1]),
-        ref_logprobs_N=-1.2 * ones_N,
+        ref_logprobs_N=-1.2 * ones_N if algorithm.reference_model else None,
     )
     loss, _ = policy_loss(tokens, replace(algorithm, correction="none"), rule)
     loss.backward()

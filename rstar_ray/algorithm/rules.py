@@ -59,20 +59,28 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as failed:  # any exception: it is the user's code
-        problem = f"{type(failed).__name__}: {failed}"
         hint = "give module:function, and its folder as --own-folder"
-        raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
+        raise ConfigError(f"--algorithm.{kind} {name}", _in_one_line(failed), hint) from failed
     if not callable(found):
         raise ConfigError(f"--algorithm.{kind} {name}", f"{function} is not a function", "name a function")
 
     @wraps(found)
     def named(*arguments: Any) -> Any:
         try:
-            return found(*arguments)
+            made: Any = found(*arguments)
+            if kind != "loss":
+                return list(made)
+            from rstar_ray.algorithm.surrogate import as_surrogate
+
+            return as_surrogate(made, arguments[0])
         except Exception as failed:  # of any kind: it is the user's code
-            raise RStarError(f"--algorithm.{kind} {name}: {type(failed).__name__}: {failed}") from failed
+            raise RStarError(f"--algorithm.{kind} {name}: {_in_one_line(failed)}") from failed
 
     return named
+
+
+def _in_one_line(failed: BaseException) -> str:
+    return f"{type(failed).__name__}: {' '.join(str(failed).split())}"
 
 
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
@@ -127,14 +135,15 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
             _try(kind, algorithm, own_folder)
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             option, cause = f"--algorithm.{kind} {name}", failed.__cause__ or failed
-            problem = f"it fails on made-up data ({type(cause).__name__}: {cause})"
+            problem = f"it fails on made-up data ({_in_one_line(cause)})"
             raise ConfigError(option, problem, "docs/algorithm.md has its signature") from failed
 
 
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
     rewards = [float(i % 2) for i in range(algorithm.num_rollouts)]
     if kind == "advantage":
-        advantages(rewards, algorithm, own_folder, [_made_up(i, one) for i, one in enumerate(rewards)])
+        for group in (rewards,) if algorithm.reject_equal_reward else (rewards, [0.0] * len(rewards)):
+            advantages(group, algorithm, own_folder, [_made_up(i, one) for i, one in enumerate(group)])
     elif kind == "resample":
         group = [Candidate(reward=one, num_calls=2, num_failed=1, num_answers=1, num_turns=3) for one in rewards]
         if not kept_indices(group, algorithm, np.random.default_rng(0), own_folder):

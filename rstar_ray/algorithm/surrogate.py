@@ -9,6 +9,7 @@ A rule is one function and one row of `LOSSES`. It returns a `Surrogate`, or the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,18 @@ class Surrogate:
 
 LossRule = Callable[[SampledTokens, AlgorithmConfig], Surrogate | Tensor]
 """An objective, or the loss of each token [N] to minimise."""
+
+
+def as_surrogate(made: Any, tokens: SampledTokens) -> Surrogate:
+    """The result of a rule. Raises `TypeError` or `ValueError` where it is not one value for each token."""
+    if isinstance(made, Tensor):
+        made = Surrogate(-made, ratios(tokens), torch.zeros_like(made, dtype=torch.bool))
+    if not isinstance(made, Surrogate):
+        raise TypeError(f"it returns {type(made).__name__}, not a tensor with the loss of each token")
+    for values in (made.objective_N, made.ratio_N, made.clipped_N):
+        if values.shape != tokens.logprobs_N.shape:
+            raise ValueError(f"the loss has shape {list(values.shape)}, not {list(tokens.logprobs_N.shape)}")
+    return made
 
 
 def ratios(tokens: SampledTokens) -> Tensor:

@@ -3,15 +3,17 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from actors.launch.changed_settings import changed_rules, rule_digests
-from rstar_ray.algorithm.loss import try_rule
+from rstar_ray.algorithm.loss import policy_loss, try_rule
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.algorithm.rules import advantages, check_rules, kept_indices, rule
-from rstar_ray.algorithm.surrogate import LOSSES
+from rstar_ray.algorithm.surrogate import LOSSES, SampledTokens
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.folder import RunDir
@@ -21,6 +23,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithm.md"
 SHOWN = PAGE.read_text("utf-8").partition("## Rules of your own")[2].partition("```python\n")[2].partition("```")[0]
 """The example of the documentation."""
 WRONG = """
+import numpy as np
+from rstar_ray.algorithm.surrogate import Surrogate
 def twice(candidates, algorithm, rng):
     return [0, 0]
 
@@ -65,6 +69,35 @@ def one_parameter(rewards):
 
 def mismatched(tokens, algorithm):
     return tokens.logprobs_N[:3] * tokens.advantages_N
+
+def as_an_objective(tokens, algorithm):
+    logprobs = tokens.logprobs_N[:, None]  # [N, 1] would be broadcast to [N, N]
+    return Surrogate(logprobs, logprobs, logprobs > 0)
+
+def not_finite_at_a_ratio_of_1(tokens, algorithm):
+    moved = tokens.logprobs_N - tokens.old_logprobs_N
+    return moved.abs().sqrt() - tokens.logprobs_N * tokens.advantages_N
+
+def distilled(tokens, algorithm):
+    return tokens.logprobs_N - tokens.ref_logprobs_N
+
+def largest(tokens, algorithm):
+    return -tokens.logprobs_N * tokens.advantages_N / tokens.advantages_N.abs().max()
+
+def two_lines(rewards, algorithm):
+    raise ValueError("one\\nother")
+
+def none_for_failures(candidates, algorithm, rng):
+    if any(candidate.reward > 0 for candidate in candidates):
+        return [0]
+
+def none_for_positives(tokens, algorithm):
+    if (tokens.advantages_N < 0).any():
+        return -tokens.logprobs_N * tokens.advantages_N
+
+def by_the_deviation(rewards, algorithm):
+    values = np.array(rewards)
+    return (values - values.mean()) / values.std()
 
 def fails_late(rewards, algorithm):
     return [1 / len([reward for reward in rewards if reward]) for _ in rewards]
@@ -140,16 +173,29 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
             for kind in ("resample", "advantage", "loss")
         ),
         ({"loss": "{mine}:mismatched"}, "--algorithm.loss {mine}:mismatched: it fails on made-up data (RuntimeError"),
+        ({"loss": "{mine}:as_an_objective"}, "--algorithm.loss {mine}:as_an_objective: it fails on made-up data"),
+        (
+            {"loss": "{mine}:not_finite_at_a_ratio_of_1"},
+            "--algorithm.loss {mine}:not_finite_at_a_ratio_of_1: it fails on made-up data",
+        ),
+        ({"loss": "{mine}:distilled"}, "--algorithm.loss {mine}:distilled: it fails on made-up data"),
+        ({"advantage": "{mine}:two_lines"}, "--algorithm.advantage {mine}:two_lines: it fails on made-up data"),
+        (
+            {"advantage": "{mine}:by_the_deviation", "reject_equal_reward": False},
+            "--algorithm.advantage {mine}:by_the_deviation: it fails on made-up data",
+        ),
         ({"loss": "{mine}:number"}, "--algorithm.loss {mine}:number: number is not a function"),
         ({"loss": "absent:rule"}, "--algorithm.loss absent:rule: ModuleNotFoundError"),
         ({"resample": "best"}, "--algorithm.resample: not a rule (got 'best'). Hint: choose paper, release"),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_refused_in_one_line(
-    values: dict[str, str], said: str, folder: str, request: pytest.FixtureRequest
+    values: dict[str, str | bool], said: str, folder: str, request: pytest.FixtureRequest
 ):
     mine = module(request.node.name)
-    named = {name: value.format(mine=mine) for name, value in values.items()}
+    named: dict[str, Any] = {
+        name: value.format(mine=mine) if isinstance(value, str) else value for name, value in values.items()
+    }
     with pytest.raises(ConfigError) as refused:
         check_rules(AlgorithmConfig(**named), folder)
     assert str(refused.value).startswith(said.format(mine=mine)) and "\n" not in str(refused.value)
@@ -166,6 +212,39 @@ def test_a_rule_that_raises_in_a_run_is_named(folder: str, request: pytest.Fixtu
     check_rules(algorithm, folder)
     with pytest.raises(RStarError, match=r"--algorithm\.advantage rules_of_\w+:fails_late: ZeroDivisionError"):
         advantages([0.0, 0.0], algorithm, folder, [summary(), summary()])
+
+
+def test_a_rule_that_returns_nothing_in_a_run_is_named(folder: str, request: pytest.FixtureRequest):
+    mine = module(request.node.name)
+    algorithm = AlgorithmConfig(resample=f"{mine}:none_for_failures", loss=f"{mine}:none_for_positives")
+    check_rules(algorithm, folder)
+    with pytest.raises(RStarError, match=r"--algorithm\.resample rules_of_\w+:none_for_failures: TypeError"):
+        kept_indices([summary(reward=0.0)] * 2, algorithm, np.random.default_rng(0), folder)
+    with pytest.raises(
+        RStarError, match=r"--algorithm\.loss rules_of_\w+:none_for_positives: TypeError: it returns None"
+    ):
+        policy_loss(made_up_tokens(2), AlgorithmConfig(correction="none"), rule("loss", algorithm, folder))
+
+
+def test_a_loss_is_not_called_for_a_rank_without_rows(folder: str, request: pytest.FixtureRequest):
+    algorithm = AlgorithmConfig(loss=f"{module(request.node.name)}:largest", correction="none")
+    tokens = made_up_tokens(0)
+    loss, _ = policy_loss(tokens, algorithm, rule("loss", algorithm, folder))
+    loss.backward()
+    assert loss == 0 and tokens.logprobs_N.grad is not None
+
+
+def made_up_tokens(number: int) -> SampledTokens:
+    ones_N = torch.ones(number)
+    return SampledTokens(
+        logprobs_N=(-ones_N).requires_grad_(),
+        entropy_N=ones_N,
+        old_logprobs_N=-ones_N,
+        rollout_logprobs_N=-ones_N,
+        advantages_N=ones_N,
+        weights_N=ones_N,
+        rows_N=torch.zeros(number, dtype=torch.int64),
+    )
 
 
 @pytest.mark.parametrize("name", RESAMPLING)
