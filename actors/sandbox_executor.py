@@ -274,7 +274,7 @@ class SandboxClient:
             if self._all_rest_s() > 0:
                 await self._until_there(executor)  # no other executor: Ray may be restarting this one
             for call in waiting.values():
-                self._again(call, f"{executor.name}: {_told(lost)}")
+                self._again(call, f"{executor.name}: {_described(lost)}")
 
     async def _until_there(self, executor: _Executor) -> None:
         """Wait until it answers, so that no try is spent on one that is starting; the calls' deadlines continue."""
@@ -305,7 +305,7 @@ class SandboxClient:
             self._add(call)
 
 
-def _told(lost: Exception) -> str:
+def _described(lost: Exception) -> str:
     """Some errors have no message, such as the end of a stream."""
     first = str(lost).partition("\n")[0]
     return f"{type(lost).__name__}: {first}" if first else type(lost).__name__

@@ -16,7 +16,7 @@ from scheduler.simulator.simulate import Simulator, SimulatorResult, SimulatorSe
 from scheduler.state import Replica, Rollout, State
 from scheduler.traces.trace import TraceRollout, cut
 
-STEPS = 64  # decode steps told apart as one
+STEPS = 64  # decode steps that are counted as one
 HEADROOM = 0.98  # of a cache, that is planned with: tools' answers and waits shift ends a little
 TRIES = 6  # lengths, evenly spaced over those waiting, that are tried when the longest does not fit
 

@@ -53,7 +53,7 @@ from scheduler.traces.trace import TraceRollout, TraceTurn
 CALL, ANSWER, FILLER = 5, 6, 7
 """Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.
 
-How much the tool answers is told by the last token but one, so at most a vocabulary's size."""
+The last token but one says how much the tool answers, so at most a vocabulary's size."""
 DRAIN_S = 10.0
 """Longest until the balancer has heard of the last end."""
 LONGEST_S = 600.0

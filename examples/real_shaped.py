@@ -141,7 +141,7 @@ def write_rows(path: Path, rows: Sequence[Any]) -> Path:
 def conversations(questions: Sequence[tuple[int, int]], own: Path, *, times: int) -> Iterator[dict[str, Any]]:
     """`messages` with `tools`: a thought, a program, its result, a thought, the answer; some go on."""
     specs = tool_specs(TOOLS, str(own))
-    told = [spec.told() for spec in specs]
+    schemas = [spec.as_schema() for spec in specs]
     for number in range(times):
         for a, b in questions:
             call = {"type": "function", "function": {"name": "python", "arguments": {"code": f"print({a} * {b})"}}}
@@ -155,7 +155,7 @@ def conversations(questions: Sequence[tuple[int, int]], own: Path, *, times: int
             ]
             if number % 4 == 3:
                 messages += [{"role": "user", "content": "Thanks."}, {"role": "assistant", "content": "Gladly."}]
-            yield {"messages": messages, "tools": told}
+            yield {"messages": messages, "tools": schemas}
 
 
 BAD_ROWS: tuple[Any, ...] = (

@@ -29,7 +29,7 @@ MAX_TURNS = 8
 async def solve(client: AsyncOpenAI, question: str, pool: SandboxPool) -> str:
     """The answer, after as many calls of the tool as the policy makes within `MAX_TURNS`."""
     messages: list[Any] = [{"role": "user", "content": question}]
-    tools: Any = [PYTHON_TOOL.told()]
+    tools: Any = [PYTHON_TOOL.as_schema()]
     for _ in range(MAX_TURNS):
         answer = await client.chat.completions.create(model="policy", messages=messages, tools=tools)
         said = answer.choices[0].message

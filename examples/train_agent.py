@@ -29,7 +29,7 @@ MAX_TURNS = 10
 async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
     """One rollout. The configured reward judges the last answer."""
     messages: list[Any] = [{"role": "user", "content": problem.problem}]
-    tools: Any = [PYTHON_TOOL.told()]
+    tools: Any = [PYTHON_TOOL.as_schema()]
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=3_600) as client:
         for _ in range(MAX_TURNS):
             answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)

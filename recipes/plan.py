@@ -191,7 +191,7 @@ def of_run(run: RunConfig) -> PlanConfig:
 
 def show_dry_run(config: PlanConfig) -> int:
     """Exit status: 0 where the placement is right, 1 where it is not; raises `ConfigError` where it is impossible."""
-    from actors.launch.placement_dry_run import dry_run, problems, told
+    from actors.launch.placement_dry_run import as_text, dry_run, problems
 
     machines = MACHINES[config.scale]
     machines = replace(machines, nodes=config.nodes or machines.nodes)
@@ -200,7 +200,7 @@ def show_dry_run(config: PlanConfig) -> int:
         {"on_insufficient_resources": config.on_insufficient_resources},
     )
     seating = dry_run(wanted, machines)
-    print(told(seating, wanted))
+    print(as_text(seating, wanted))
     return int(bool(problems(seating)))
 
 
@@ -387,9 +387,9 @@ def main() -> None:
     if config.json:
         placements = [row(config, model, placement) for placement in (colocated, separated) if placement is not None]
         checkpoint = checkpoints(config, model, colocated.learner_gpus)
-        told = dataclasses.asdict(checkpoint) | {"total_gb": checkpoint.total_gb, "on_disk_gb": checkpoint.on_disk_gb}
+        sizes = dataclasses.asdict(checkpoint) | {"total_gb": checkpoint.total_gb, "on_disk_gb": checkpoint.on_disk_gb}
         head = {"model": model.name, "stage": config.stage, "computed": True}
-        print(json.dumps({**head, "placements": placements, "checkpoint": told}))
+        print(json.dumps({**head, "placements": placements, "checkpoint": sizes}))
     else:
         print(report(config, model, colocated, separated))
     if all(placement is None or placement.problems for placement in (colocated, separated)):

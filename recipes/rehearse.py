@@ -35,7 +35,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from scheduler.planner.model_shape import ModelShape, read_model
-from scheduler.planner.rehearsal import Seen, compared, told
+from scheduler.planner.rehearsal import Seen, as_table, compared
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def rehearse(argv: Sequence[str]) -> int:
         kill.over.set()
         killing.join(10)
     lines = compared(config, shape_of(config, path), MACHINES[config.scale].gpu_memory_gb, seen(path, kill))
-    print(told(lines))
+    print(as_table(lines))
     write_json(path / "rehearsal.json", {"lines": [line.row() for line in lines]})
     return int(any(line.wrong for line in lines))
 

@@ -159,13 +159,13 @@ async def _serve(options: ServerOptions) -> int:
     async with _pool(options, SandboxConfig(slots=options.workers, max_waiting=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
-        await _told_to_stop()
+        await _stop_signal()
         await pool.close(drain_s=10.0)
         await runner.cleanup()
     return 0
 
 
-async def _told_to_stop() -> None:
+async def _stop_signal() -> None:
     """Wait for a signal that ends servers."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,7 +2,7 @@
 
 One group for each cell; the program of a cell joins it, with all that it starts. The kernel then counts the memory,
 the processes and the CPU time of the whole tree together. Where nothing is delegated a tree is bounded process by
-process: nobody needs groups, and `Groups.told` says why there are none.
+process: nobody needs groups, and `Groups.description` says why there are none.
 """
 
 import contextlib
@@ -72,13 +72,13 @@ def own_group() -> str:
 class Groups:
     """The groups of one pool's cells; with an empty `place` there are none."""
 
-    def __init__(self, tree: KernelTree, place: str, told: str, prefix: str) -> None:
+    def __init__(self, tree: KernelTree, place: str, description: str, prefix: str) -> None:
         self._tree = tree
         self._place = place
         self._prefix = prefix
         self._spent: set[str] = set()  # to be removed, once their processes are gone
         self._kills: dict[int, int] = {}  # cell to how many of its processes the kernel had ended for memory
-        self.told = told  # what the kernel counts, or why there are no groups
+        self.description = description  # what the kernel counts, or why there are no groups
 
     def make(self, number: int, max_processes: int) -> str:
         """The group of a new cell; empty where there are none. Raises OSError."""

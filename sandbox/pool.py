@@ -126,8 +126,8 @@ class SandboxPool:
             return self._report
         best = await self._best_below(self._levels[-1], homes)
         await homes.close()
-        told = f"the sandbox does not start: {'; '.join(declined)}. {fix_for(self._levels[0], read_host())}"
-        raise SandboxError(f"{told} The best level that works here is {best}.")
+        problem = f"the sandbox does not start: {'; '.join(declined)}. {fix_for(self._levels[0], read_host())}"
+        raise SandboxError(f"{problem} The best level that works here is {best}.")
 
     async def _best_below(self, level: IsolationLevel, homes: Workspaces) -> IsolationLevel:
         """The best working level below one that does not work, started and stopped for the test."""
@@ -149,7 +149,7 @@ class SandboxPool:
         """Bring up the lean server and attack its jail. Raises SandboxError with the reason."""
         first = await groups.first_cell()
         self._open = True
-        facts = {"cgroup": homes.groups.told} | first.facts
+        facts = {"cgroup": homes.groups.description} | first.facts
         if groups.level is IsolationLevel.PROCESS:
             return IsolationReport(level=groups.level, facts=facts)
         return IsolationReport(level=groups.level, facts=facts, contained=await attack(self.run))

@@ -278,7 +278,7 @@ class WorkerGroups:
             last_tick = now
             try:
                 self._check_everybody(now)
-            except Exception:  # nobody awaits this task: without it what dies would stay dead, and nobody be told
+            except Exception:  # nobody awaits this task: without it what dies would stay dead without a message
                 _log.exception("unexpected error in the supervisor, which continues")
 
     def _check_everybody(self, now: float) -> None:

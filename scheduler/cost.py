@@ -4,7 +4,7 @@
     prefill of n tokens after c others  per_request + n per_prefill + n (c + n / 2) per_prefill_context
 
 A rollout that is preempted is computed again; a seat that stays empty saves only a part of its share of a step. Both
-are told in decode steps of a full batch, so that a tiny model on a CPU and a large one on a GPU can be compared.
+are given in decode steps of a full batch, so that a tiny model on a CPU and a large one on a GPU can be compared.
 
 How much to leave free is the newsvendor's question (Arrow, Harris and Marschak, Econometrica 1951): stock until the
 chance of too little equals what one unit too many costs over what one too few does.

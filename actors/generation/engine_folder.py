@@ -92,7 +92,7 @@ def _read(notes: Path) -> dict[str, int]:
 def _mapped(pid: int) -> dict[str, int]:
     """Files of shared memory by name, with their numbers, from `/proc/<pid>/maps` (proc(5)).
 
-    By number: glibc makes a semaphore under another name, which is the one that is told. One that has no name any more
+    By number: glibc makes a semaphore under another name, which this file shows. One that has no name any more
     leaves nothing behind.
     """
     numbers: set[int] = set()

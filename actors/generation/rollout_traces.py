@@ -76,8 +76,10 @@ class RolloutTraces:
             summary = rollout.summary
             rollout_id = summary.rollout_id
             self._add(rollout_id, "verify", now_s - summary.verify_s, now_s, reward=summary.reward)
-            told = {"reward": summary.reward, "tokens": summary.num_response_tokens, "turns": summary.num_turns}
-            self._add(rollout_id, ROOT, self._begun_s.pop(rollout_id, now_s), now_s, end=summary.stop_reason, **told)
+            attributes = {"reward": summary.reward, "tokens": summary.num_response_tokens, "turns": summary.num_turns}
+            self._add(
+                rollout_id, ROOT, self._begun_s.pop(rollout_id, now_s), now_s, end=summary.stop_reason, **attributes
+            )
         else:
             begun_s = self._begun_s.pop(rollout.rollout_id, now_s)
             self._add(rollout.rollout_id, ROOT, begun_s, now_s, end="dropped", reason=rollout.reason)

@@ -155,7 +155,7 @@ def on_cores(seating: Seating, node: int) -> list[str]:
     return found
 
 
-def told(seating: Seating, wanted: RunConfig) -> str:
+def as_text(seating: Seating, wanted: RunConfig) -> str:
     """The table, the smaller plan where there is one, and the errors."""
     layout = seating.layout
     lines = [

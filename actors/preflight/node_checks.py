@@ -122,8 +122,8 @@ def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.other_versions:
         hint = "an image with these versions, or `make setup` outside of an image"
         return _found("packages", facts, Verdict.WARNING, ", ".join(facts.other_versions), hint)
-    told = ", ".join(f"{name} {facts.versions[name]}" for name in ("ray", "torch", "vllm", "deepspeed"))
-    return _found("packages", facts, Verdict.OK, f"{told} ({facts.torch_build})")
+    versions = ", ".join(f"{name} {facts.versions[name]}" for name in ("ray", "torch", "vllm", "deepspeed"))
+    return _found("packages", facts, Verdict.OK, f"{versions} ({facts.torch_build})")
 
 
 def masks(facts: NodeFacts, options: PreflightOptions) -> Finding:
@@ -132,13 +132,13 @@ def masks(facts: NodeFacts, options: PreflightOptions) -> Finding:
         return _not_here("masks", facts, "no GPU")
     set_here = [f"{kind}_VISIBLE_DEVICES" for kind in ("ROCR", "HIP", "CUDA")]
     there = {name: facts.environment[name] for name in set_here if name in facts.environment}
-    told = ", ".join(f"{name}={value}" for name, value in there.items())
+    shown = ", ".join(f"{name}={value}" for name, value in there.items())
     hint = f"unset {' '.join(there)} before Ray starts (deploy/slurm.sh does)"
     if "ROCR_VISIBLE_DEVICES" in there and "HIP_VISIBLE_DEVICES" not in there:
-        return _found("masks", facts, Verdict.WRONG, f"{told}: with it alone `import ray` fails", hint)
+        return _found("masks", facts, Verdict.WRONG, f"{shown}: with it alone `import ray` fails", hint)
     wanted = options.gpus or facts.gpus
     if facts.visible_gpus < wanted:
-        why = told or "no mask is set: the group of the device files?"
+        why = shown or "no mask is set: the group of the device files?"
         hint = hint if there else "give the user the groups video and render (--group-add)"
         # Without --gpus, `wanted` counts device files, some of which may not be compute GPUs.
         verdict = Verdict.WRONG if options.gpus or not facts.visible_gpus else Verdict.WARNING
@@ -171,12 +171,12 @@ def environment(facts: NodeFacts, options: PreflightOptions) -> Finding:
 
 def shared_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
     wanted = max(LEAST_SHM_BYTES, SHM_SHARE * facts.memory_bytes if facts.accelerator != "cpu" else 0)
-    told = f"/dev/shm has {facts.shm_bytes / GB:.1f} GB"
+    size = f"/dev/shm has {facts.shm_bytes / GB:.1f} GB"
     if facts.shm_bytes < wanted:
         hint = "--ipc host or --shm-size (Docker); emptyDir with medium Memory at /dev/shm (Kubernetes)"
         verdict = Verdict.WRONG if facts.shm_bytes < LEAST_SHM_BYTES else Verdict.WARNING
-        return _found("shared memory", facts, verdict, f"{told}, {wanted / GB:.1f} wanted", hint)
-    return _found("shared memory", facts, Verdict.OK, told)
+        return _found("shared memory", facts, verdict, f"{size}, {wanted / GB:.1f} wanted", hint)
+    return _found("shared memory", facts, Verdict.OK, size)
 
 
 def descriptors(facts: NodeFacts, options: PreflightOptions) -> Finding:
@@ -244,11 +244,11 @@ def disk(facts: NodeFacts, options: PreflightOptions) -> Finding:
     folder, model = facts.run_dir, facts.model
     if folder is None or folder.problem:
         return _not_here("disk", facts, "no run directory; set one with --run-dir")
-    told = f"{folder.free_bytes / GB:.0f} GB free"
+    free = f"{folder.free_bytes / GB:.0f} GB free"
     if model is None or not model.weight_bytes:
-        return _found("disk", facts, Verdict.OK, f"{told}; set --model to compute the size of a checkpoint")
+        return _found("disk", facts, Verdict.OK, f"{free}; set --model to compute the size of a checkpoint")
     wanted = options.checkpoints * TRAINED_OVER_WEIGHTS * model.weight_bytes
-    message = f"{told}, {options.checkpoints} checkpoints take {wanted / GB:.0f} GB"
+    message = f"{free}, {options.checkpoints} checkpoints take {wanted / GB:.0f} GB"
     if folder.free_bytes < wanted:
         return _found("disk", facts, Verdict.WRONG, message, "a larger disk, or a lower --checkpoint.keep")
     return _found("disk", facts, Verdict.OK, message)

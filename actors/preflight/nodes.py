@@ -125,8 +125,8 @@ def refuse_absent(found: Mapping[Needed, Mapping[str, str]]) -> None:
 
 
 def _unseen(wrong: Mapping[str, str], path: Path) -> str:
-    told = ", ".join(list(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-    return f"{told} do not see {path} ({next(iter(wrong.values()))})"
+    names = ", ".join(list(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    return f"{names} do not see {path} ({next(iter(wrong.values()))})"
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, P
         ]
         deadline = time.monotonic() + deadline_s
         try:
-            told = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in pair]
+            outputs = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in pair]
         except subprocess.TimeoutExpired:
             message = f"two processes did not finish in {deadline_s:g} s"
             return Probe(worked=False, message=message), Probe(worked=False, message=message)
@@ -50,7 +50,9 @@ def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, P
             for process in pair:
                 process.kill()
                 process.wait()
-    return judge_pair([process.returncode for process in pair], [out for out, _ in told], [err for _, err in told])
+    return judge_pair(
+        [process.returncode for process in pair], [out for out, _ in outputs], [err for _, err in outputs]
+    )
 
 
 def judge_pair(statuses: list[int], outputs: list[str], errors: list[str]) -> tuple[Probe, Probe]:

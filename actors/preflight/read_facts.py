@@ -98,9 +98,9 @@ def read_driver(kind: Accelerator, root: Path = Path("/")) -> str:
     if kind == "rocm":
         module = root / "sys/module/amdgpu"
         return _first_line(module / "version") or ("of the kernel" if module.exists() else "")
-    told = _first_line(root / "proc/driver/nvidia/version")
-    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", told)
-    return match[1] if match else told
+    line = _first_line(root / "proc/driver/nvidia/version")
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", line)
+    return match[1] if match else line
 
 
 def look_at_run_dir(path: Path, mark: str) -> Folder:

@@ -102,7 +102,7 @@ class Programs:
 
 
 def begun(name: str, messages: Sequence[Message]) -> RolloutState:
-    """What tools are told of an answer: its name, and the question."""
+    """What tools receive of an answer: its name, and the question."""
     question = next((str(one["content"]) for one in reversed(messages) if one["role"] == "user"), "")
     request = RolloutRequest(
         rollout_id=name,

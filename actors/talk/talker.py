@@ -141,7 +141,7 @@ def run_config(folder: Path) -> RunConfig:
 
 
 def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> TokenizerChat:
-    """The chat of a folder; the tiny world's policies were taught their tool, the others are told of theirs."""
+    """The chat of a folder; policies of the tiny world know their tool from SFT, others read about theirs."""
     taught = load_chat(folder, config, instruct=False, tools=tools)
     if taught.tokenizer.chat_template == CHAT_TEMPLATE:
         return taught
@@ -201,7 +201,7 @@ async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) 
 class ServerTalker:
     """By a server of OpenAI's chat completions (`vllm serve ... --enable-auto-tool-choice --tool-call-parser ...`).
 
-    It is told what a policy is told in training; template, parser and stop tokens are the server's own.
+    It receives the prompts of training; template, parser and stop tokens are the server's own.
     """
 
     session: aiohttp.ClientSession
@@ -259,7 +259,7 @@ class ServerTalker:
         asked: dict[str, Any] = {
             "model": self.model,
             "messages": list(messages),
-            **({"tools": [tool.told() for tool in self.tools.specs]} if self.tools.specs else {}),
+            **({"tools": [tool.as_schema() for tool in self.tools.specs]} if self.tools.specs else {}),
             "stream": True,
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
@@ -309,7 +309,7 @@ def _event(data: str, url: str) -> dict[str, Any]:
 class _Turn:
     """A server's turn, put together from what it sends piece by piece.
 
-    Servers that are not told how a model thinks send its thoughts among what it says.
+    Servers that do not know how a model thinks send its thoughts among what it says.
     """
 
     def __init__(self) -> None:

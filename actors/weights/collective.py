@@ -35,7 +35,7 @@ class Meeting:
 
     host: str
     port: int
-    place: int  # of the first rank of the engine that is told of it
+    place: int  # of the first rank of the engine that receives this
     size: int  # of the group: the sender, and every rank of every engine
     deadline_s: float
 

@@ -26,16 +26,16 @@ def sampled_turns(
     end a turn: they belong to no call.
     """
     turns: list[SampledTurn] = []
-    told: Outcome | None = None
+    answered: Outcome | None = None
     for turn in row["turns"]:
         ids: list[int] = turn["completion_ids"]
         texts = ["" if token_id in stops else text for token_id, text in zip(ids, pieces(ids), strict=True)]
         text = "".join(texts)
         calls = _call_spans(text, syntax) if syntax else []
         in_call, in_answer = _inside(texts, calls), _inside(texts, _spans_between(text, *ANSWER))
-        turns.append(SampledTurn(tuple(ids), tuple(in_call), tuple(in_answer), told))
+        turns.append(SampledTurn(tuple(ids), tuple(in_call), tuple(in_answer), answered))
         outcomes = [Outcome(outcome) for outcome in turn["outcomes"]]
-        told = next((outcome for outcome in outcomes if outcome.failed), outcomes[0] if outcomes else None)
+        answered = next((outcome for outcome in outcomes if outcome.failed), outcomes[0] if outcomes else None)
     return turns
 
 

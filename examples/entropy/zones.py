@@ -36,7 +36,7 @@ class SampledTurn:
     token_ids: tuple[int, ...]
     in_call: tuple[bool, ...]  # by token
     in_answer: tuple[bool, ...]
-    told: Outcome | None  # of the tool answer right before it, a failed one if there is one; None in the first turn
+    answered: Outcome | None  # of the tool answer right before it, a failed one if there is one; None in the first turn
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.in_call) == len(self.in_answer)
@@ -48,7 +48,7 @@ def zones(turns: Sequence[SampledTurn]) -> list[Zone]:
 
 
 def _zones_of(turn: SampledTurn) -> Iterator[Zone]:
-    after = None if turn.told is None else Zone.AFTER_ERROR if turn.told.failed else Zone.AFTER_RESULT
+    after = None if turn.answered is None else Zone.AFTER_ERROR if turn.answered.failed else Zone.AFTER_RESULT
     for place, (in_call, in_answer) in enumerate(zip(turn.in_call, turn.in_answer, strict=True)):
         if in_answer:
             yield Zone.ANSWER

@@ -201,7 +201,7 @@ async def play_turn(
     ]
     turn = replace(turn, tool_results=tuple(results), tool_s=time.monotonic() - generated_s)
     state = replace(state, turns=(*state.turns, turn), memories=memories)
-    return _with_told(state, chat.tool_answer_ids(results))
+    return _with_answer(state, chat.tool_answer_ids(results))
 
 
 async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> RolloutState:
@@ -216,7 +216,7 @@ async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> 
     most = state.request.limits.max_environment_turns
     if most is not None and _num_replies(state) >= most:
         return replace(state, stop_reason=StopReason.MAX_TURNS)
-    return _with_told(state, chat.user_answer_ids(reply.text))
+    return _with_answer(state, chat.user_answer_ids(reply.text))
 
 
 def _num_replies(state: RolloutState) -> int:
@@ -261,7 +261,7 @@ def with_completion(state: RolloutState, completion: Completion, spoken: str) ->
     )
 
 
-def _with_told(state: RolloutState, answer_ids: list[int]) -> RolloutState:
+def _with_answer(state: RolloutState, answer_ids: list[int]) -> RolloutState:
     """Append text of others (tools, environment), masked from the loss; text beyond the budget is dropped."""
     if len(answer_ids) >= state.room_tokens:
         return replace(state, stop_reason=StopReason.TRUNCATED)

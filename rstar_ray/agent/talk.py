@@ -77,8 +77,8 @@ async def talk(
             yield Heard(kind="call", text=as_written(call))
             yield Heard(kind="result", text=result.text, failed=result.outcome.failed)
             spoken.append({"role": "tool", "content": result.text})
-        told = chat.tool_answer_ids(results)
-        ids, room = [*ids, *said, *told], room - len(said) - len(told)
+        answered = chat.tool_answer_ids(results)
+        ids, room = [*ids, *said, *answered], room - len(said) - len(answered)
         if room <= 0:
             stop = StopReason.TRUNCATED
             break

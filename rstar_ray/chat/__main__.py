@@ -128,7 +128,7 @@ def example(*, thinks: bool = True) -> Conversation:
     call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(17 + 5)"}}}
     return Conversation(
         name="example",
-        tools=[PYTHON_TOOL.told()],
+        tools=[PYTHON_TOOL.as_schema()],
         messages=[
             {"role": "user", "content": "What is 17 + 5?"},
             {"role": "assistant", "content": "", "tool_calls": [call], **first},

@@ -32,8 +32,8 @@ class Encoder:
         if not self.puts_space_first or not texts:
             return self._encode(texts, plain=plain)
         held = [bool(text) and self._continues(before) for text, before in zip(texts, after, strict=True)]
-        told = [self._sentinel + text if hold else text for text, hold in zip(texts, held, strict=True)]
-        encoded = self._encode(told, plain=plain)
+        marked = [self._sentinel + text if hold else text for text, hold in zip(texts, held, strict=True)]
+        encoded = self._encode(marked, plain=plain)
         begin = len(self._sentinel_ids)
         lost = [hold and ids[:begin] != self._sentinel_ids for ids, hold in zip(encoded, held, strict=True)]
         return [

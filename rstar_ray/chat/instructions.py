@@ -20,13 +20,13 @@ def opened(messages: Sequence[Mapping[str, Any]], system: str, before: str) -> l
     """The conversation as a problem would begin it: `before` in its first question, `system` first unless it
     has a system message.
     """
-    told = list(messages)
-    first = next((number for number, message in enumerate(told) if message["role"] == "user"), None)
+    result = list(messages)
+    first = next((number for number, message in enumerate(result) if message["role"] == "user"), None)
     if before and first is not None:
-        told[first] = {**told[first], "content": f"{before}{told[first]['content']}"}
-    if system and (not told or told[0]["role"] != "system"):
-        told.insert(0, {"role": "system", "content": system})
-    return told
+        result[first] = {**result[first], "content": f"{before}{result[first]['content']}"}
+    if system and (not result or result[0]["role"] != "system"):
+        result.insert(0, {"role": "system", "content": system})
+    return result
 
 
 def instructions(tools: Sequence[ToolSpec]) -> str:

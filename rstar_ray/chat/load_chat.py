@@ -67,8 +67,8 @@ def configured_chat(
     profile = for_tools(found, [tool.name for tool in tools])
     syntax = None
     if syntax_of is not None and profile.syntax.startswith("vllm:"):
-        told = [tool.told() for tool in tools]
-        syntax = syntax_of(profile.syntax.removeprefix("vllm:"), tokenizer, told)
+        schemas = [tool.as_schema() for tool in tools]
+        syntax = syntax_of(profile.syntax.removeprefix("vllm:"), tokenizer, schemas)
     return TokenizerChat(
         tokenizer,
         profile,

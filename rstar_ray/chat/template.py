@@ -69,7 +69,7 @@ class TokenizerChat:
         self._system = system
         self._before = before
         self._tools = {tool.name: tool for tool in tools}
-        self._told = [tool.told() for tool in tools] if shows_tools and tools else None
+        self._schemas = [tool.as_schema() for tool in tools] if shows_tools and tools else None
         self.shows_tools = shows_tools
         self.syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
         self._continuations: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, Sequence[Frame]]] = {}
@@ -133,7 +133,7 @@ class TokenizerChat:
 
         Raises `ValueError` where the template refuses it.
         """
-        return self._rendered_ids(opened(messages, self._system, self._before), self._told)
+        return self._rendered_ids(opened(messages, self._system, self._before), self._schemas)
 
     def request_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Like `conversation_ids`, with a client's own system text and tools.
@@ -214,7 +214,7 @@ class TokenizerChat:
         messages = [{"role": "user", "content": f" \n{_MARK}\n "}]
         if self._system:
             messages.insert(0, {"role": "system", "content": self._system})
-        head, tail = self.renderer.render(messages, self._told, opens=True).split(_MARK)
+        head, tail = self.renderer.render(messages, self._schemas, opens=True).split(_MARK)
         if head.endswith(" \n"):
             return Frame(head.removesuffix(" \n"), tail.removeprefix("\n "))
         return Frame(head, tail, trims=True)

@@ -96,15 +96,15 @@ def _ifeval(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> RawProb
         raise ConfigError(
             f"{where}, kwargs", "does not fit instruction_id_list", "give one object for each instruction"
         )
-    told = [
+    instructions = [
         {"name": str(name), "asked": {key: value for key, value in (one or {}).items() if value is not None}}
         for name, one in zip(cast(list[Any], names), cast(list[Any], asked), strict=True)
     ]
     return RawProblem(
         problem=_text(row, "prompt", where),
-        answer=json.dumps(told, ensure_ascii=False),
+        answer=json.dumps(instructions, ensure_ascii=False),
         id=plain_text(row.get("key")) or "",
-        family=str(told[0]["name"]).partition(":")[0] if told else "",
+        family=str(instructions[0]["name"]).partition(":")[0] if instructions else "",
         reward="instructions",
     )
 

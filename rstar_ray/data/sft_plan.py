@@ -146,7 +146,7 @@ def plan_sft(
     count = 1 if serial else num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     examples: list[SftExample] = []
     left_out: list[RowProblem] = []
-    total, told_s = 0, started_s
+    total, logged_s = 0, started_s
     work = ((source, path.name, chunk, max_tokens) for chunk in _chain(first, chunks))
     with closing(_in_order(work, count)) as results:
         for made, problems, rows in results:
@@ -155,8 +155,8 @@ def plan_sft(
             total += rows
             if total >= 1_000:
                 _refuse_too_many(left_out, total, max_left_out)
-            if time.perf_counter() - told_s > 5:
-                told_s = time.perf_counter()
+            if time.perf_counter() - logged_s > 5:
+                logged_s = time.perf_counter()
                 log.info(f"sft: {total:,} conversations looked at, {len(left_out):,} left out")
     if not total:
         raise ConfigError("--sft.data", f"{path.name} has no row", "name a file with conversations")

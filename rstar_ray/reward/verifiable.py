@@ -1,8 +1,8 @@
 """Instructions that a program can verify, as IFEval asks for them (arXiv:2311.07911, Table 1), by its data's names.
 
 Strictly an answer is taken as it stands; loosely it may also be without its first line, its last, or its asterisks, as
-a model may say "Sure:" first, or set words in bold. Sentences and languages are told apart by rules of our own, where
-the published figures use statistical models; on such instructions single answers may be judged otherwise.
+a model may say "Sure:" first, or set words in bold. Sentences and languages are recognised by simple rules, where the
+published figures use statistical models; on such instructions single answers may be judged otherwise.
 
 Answers are a policy's, and may be anything: no pattern takes longer than in proportion to their length.
 """

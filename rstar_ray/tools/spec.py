@@ -1,4 +1,4 @@
-"""A tool as everybody but its host knows it: what the model is told, and where it runs."""
+"""A tool as everybody but its host knows it: its schema for the model, and where it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ class ToolSpec:
     max_chars: int = 0
     schema: Mapping[str, Any] | None = None  # what the model sees, where that is given exactly
 
-    def told(self) -> dict[str, Any]:
-        """As chat templates take it."""
+    def as_schema(self) -> dict[str, Any]:
+        """What the model sees, as chat templates take it."""
         if self.schema is not None:
             return dict(self.schema)
         described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}

@@ -76,7 +76,7 @@ def refusal(
         return Refusal(403, "requests from pages of other sites are refused (Origin)")
     if not invited and headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
         return Refusal(403, "requests from pages of other sites are refused (Sec-Fetch-Site)")
-    empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # told so as any bad body
+    empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # refused as any bad body
     if method == "POST" and not empty and _kind(headers.get("Content-Type", "")) not in TYPES:
         return Refusal(415, f"Content-Type: send {JSON} or {MSGPACK}")
     return None

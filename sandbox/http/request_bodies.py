@@ -35,7 +35,7 @@ class Bodies:
         """Decode a body as its Content-Type says.
 
         Raises ValueError with a text for people, or an HTTPException that closes the connection: what follows on it
-        cannot be told from the body.
+        cannot be distinguished from the body.
         """
         if (request.content_length or 0) > most:
             raise _closing(web.HTTPRequestEntityTooLarge(most, request.content_length or 0))

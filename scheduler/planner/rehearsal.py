@@ -51,8 +51,8 @@ def compared(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: S
             *_times(config, model, gpu_memory_gb, seen)]  # fmt: skip
 
 
-def told(lines: Sequence[Line]) -> str:
-    """As a table; the plan is computed, what is beside it was measured."""
+def as_table(lines: Sequence[Line]) -> str:
+    """The plan is computed; the column beside it was measured."""
     rows = [("", "planned", "seen", "ratio", "")]
     for line in lines:
         ratio = f"{line.seen / line.planned:.2f}" if line.seen is not None and line.planned else "-"

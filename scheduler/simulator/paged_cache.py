@@ -31,7 +31,7 @@ class Request:
 
 
 class PagedCache:
-    """Who holds how many blocks; the decoding sequences' growth is told in sums (`grow`)."""
+    """Who holds how many blocks; the decoding sequences' growth is counted in sums (`grow`)."""
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         self.capacity = capacity

@@ -75,7 +75,7 @@ def client(endpoint: Endpoint) -> openai.AsyncOpenAI:
 async def with_python(problem: Problem, endpoint: Endpoint) -> None:
     """The built-in loop, written as an agent."""
     sandbox, messages = AddingSandbox(), list[Any]([{"role": "user", "content": problem.problem}])
-    tools: Any = [PYTHON_TOOL.told()]
+    tools: Any = [PYTHON_TOOL.as_schema()]
     async with client(endpoint) as policy:
         for _ in range(10):  # more than the rollout may have
             reply = await policy.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)
@@ -216,7 +216,7 @@ async def test_every_end_of_an_agent_has_its_name_and_reward(solve: Any, said: s
 async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
     async def solve(problem: Problem, endpoint: Endpoint) -> float:
         messages: list[Any] = [{"role": "user", "content": problem.problem}]
-        tools: Any = [PYTHON_TOOL.told()]
+        tools: Any = [PYTHON_TOOL.as_schema()]
         async with client(endpoint) as policy:
             reply = await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
             said = reply.choices[0].message
@@ -324,7 +324,7 @@ async def test_tools_that_change_midway_begin_a_line_and_a_stream_closed_early_h
                 reply = await policy.chat.completions.create(model="policy", messages=list(messages), tools=[tool])
                 return {"role": "assistant", "content": reply.choices[0].message.content}
 
-            first = await said(user, tool=PYTHON_TOOL.told())
+            first = await said(user, tool=PYTHON_TOOL.as_schema())
             await said(user, first, {"role": "user", "content": "more"}, tool=other)
             stream = await policy.chat.completions.create(model="policy", messages=[user], stream=True)
             await stream.__anext__()

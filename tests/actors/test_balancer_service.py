@@ -144,7 +144,7 @@ async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.Log
     assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
 
 
-async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():
+async def test_what_a_lost_replica_held_is_reported_and_none_of_it_goes_back_there_before_the_loss_is_complete():
     service = BalancerService()
     for name in ("r0", "r1"):
         await service.register(registration(name, 100_000, max_running=8, block_tokens=16))

@@ -28,7 +28,7 @@ class Head:
         self.session = Path(dashboards.discovery_file(found)).parent
 
     def in_a_new_shell(self, command: str) -> "subprocess.CompletedProcess[str]":
-        """Without any variable of Ray but those that `make cluster-up` told the user to set, and the token."""
+        """Without any variable of Ray but those that `make cluster-up` prints for the user to set, and the token."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         kept |= {
             "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"],

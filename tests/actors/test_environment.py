@@ -22,8 +22,8 @@ FILES = ("rocm.env", "cuda.env")
 @pytest.mark.parametrize("name", FILES)
 def test_a_shell_reads_the_same_values_as_we_do(name: str):
     script = f"set -a; . {DEPLOY / name}; env -0"
-    told = subprocess.run(["env", "-i", "bash", "-c", script], capture_output=True, check=True, text=True).stdout
-    seen = dict(line.split("=", 1) for line in told.split("\0") if line)
+    printed = subprocess.run(["env", "-i", "bash", "-c", script], capture_output=True, check=True, text=True).stdout
+    seen = dict(line.split("=", 1) for line in printed.split("\0") if line)
     values = read_env_file(DEPLOY / name).values
     assert {key: seen.get(key) for key in values} == values
 
@@ -68,7 +68,7 @@ def test_a_mask_begins_with_ones_own_gpus_and_leaves_none_out():
     assert own_first(["4", "5"], [str(gpu) for gpu in range(8)]) == "4,5,0,1,2,3,6,7"
 
 
-def test_a_process_sets_a_mask_only_where_ray_was_told_to_leave_it_alone():
+def test_a_process_sets_a_mask_only_where_ray_was_set_to_leave_it_alone():
     rocm = gpu_environment("rocm")
     assert mask_for(rocm, own=["3"], num_gpus=8) == {"HIP_VISIBLE_DEVICES": "3,0,1,2,4,5,6,7"}
     assert mask_for({"CUDA_VISIBLE_DEVICES": "3"}, own=["3"], num_gpus=8) == {}

@@ -92,7 +92,7 @@ class FakeEngine:
 
 @dataclass
 class HeldEngine(FakeEngine):
-    """Ends no completion until told to go."""
+    """Ends no completion until released."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     held: int = 0

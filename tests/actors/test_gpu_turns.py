@@ -8,7 +8,7 @@ from actors.cluster.gpu_lock import GpuTurns
 from rstar_ray.errors import DeadlineExceeded
 
 
-class Told:
+class Observed:
     """What happened, in order."""
 
     def __init__(self, turns: GpuTurns) -> None:
@@ -34,24 +34,24 @@ async def settled() -> None:
 
 
 async def test_an_engine_that_comes_back_waits_for_the_update_and_the_next_update_for_the_engine():
-    told = Told(GpuTurns(start_deadline_s=5, step_deadline_s=5))
+    observed = Observed(GpuTurns(start_deadline_s=5, step_deadline_s=5))
     updated, up, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    first = asyncio.create_task(told.update(updated))
+    first = asyncio.create_task(observed.update(updated))
     await settled()
-    engines = [asyncio.create_task(told.engine(name, up)) for name in ("one", "two")]
+    engines = [asyncio.create_task(observed.engine(name, up)) for name in ("one", "two")]
     await settled()
-    assert told.events == ["update"]
+    assert observed.events == ["update"]
     updated.set()
     await first
     await settled()
-    assert told.events == ["update", "updated", "one starts", "two starts"]  # beside each other
-    second = asyncio.create_task(told.update(again))
+    assert observed.events == ["update", "updated", "one starts", "two starts"]  # beside each other
+    second = asyncio.create_task(observed.update(again))
     await settled()
-    assert told.events[4:] == []
+    assert observed.events[4:] == []
     up.set()
     again.set()
     await asyncio.gather(*engines, second)
-    assert told.events[4:] == ["one is up", "two is up", "update", "updated"]
+    assert observed.events[4:] == ["one is up", "two is up", "update", "updated"]
 
 
 async def test_an_engine_that_fails_to_start_gives_its_turn_back():
@@ -77,18 +77,18 @@ async def test_neither_is_waited_for_for_ever():
 
 @pytest.mark.parametrize("moments", range(10))
 async def test_of_one_that_waited_and_one_that_comes_just_then_one_has_its_turn_first(moments: int):
-    told = Told(GpuTurns(start_deadline_s=5, step_deadline_s=5))
+    observed = Observed(GpuTurns(start_deadline_s=5, step_deadline_s=5))
     up, updated = asyncio.Event(), asyncio.Event()
-    async with told.turns.learner():
-        engine = asyncio.create_task(told.engine("one", up))
+    async with observed.turns.learner():
+        engine = asyncio.create_task(observed.engine("one", up))
         await settled()
     for _ in range(moments):
         await asyncio.sleep(0)
-    update = asyncio.create_task(told.update(updated))
+    update = asyncio.create_task(observed.update(updated))
     await settled()
-    assert len(told.events) == 1
+    assert len(observed.events) == 1
     up.set()
     updated.set()
     await asyncio.gather(engine, update)
     starts, updates = ["one starts", "one is up"], ["update", "updated"]
-    assert told.events in (starts + updates, updates + starts)
+    assert observed.events in (starts + updates, updates + starts)

@@ -147,7 +147,7 @@ async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: st
         await learner.set_policy(Path("p"))
 
 
-async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told():
+async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_reported():
     broken = failed(RuntimeError("[gloo] Connection closed by peer"))
     learner = await learner_of(FakeRank(broken), FakeRank("dies"), FakeRank(60))
     with pytest.raises(RankLost, match="learner/rank-1 died"):
@@ -158,7 +158,7 @@ async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told(
 
 
 class New(FakeRank):
-    """A rank that starts: it stands still at the method it is told to, and meets what it is told to in another."""
+    """A rank that starts: it stands still at one named method, and meets the given failure in another."""
 
     def __init__(self, *, stops_at: str = "", fails_at: str = "", failure: Exception | None = None) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ async def test_ranks_that_die_in_every_first_start_end_the_run(started: Any):
 
 
 @pytest.mark.parametrize(
-    ("at", "refusal", "told"),
+    ("at", "refusal", "message"),
     [
         ("start", RayTaskError("call", "", ConfigError("--model", "no model", "give one"), "l", 1, "h"), "--model"),
         ("start", RayTaskError("call", "", torch.OutOfMemoryError("20 GiB"), "l", 1, "h"), "failed in loading the mod"),
@@ -284,9 +284,9 @@ async def test_ranks_that_die_in_every_first_start_end_the_run(started: Any):
     ids=["refuses", "has no memory", "is not made"],
 )
 async def test_what_a_rank_refuses_or_meets_in_a_runs_first_start_ends_it_at_once(
-    at: str, refusal: Exception, told: str, started: Any, logged: list[str]
+    at: str, refusal: Exception, message: str, started: Any, logged: list[str]
 ):
-    with pytest.raises((LearnerError, ConfigError), match=told):
+    with pytest.raises((LearnerError, ConfigError), match=message):
         await first_start(started(New(fails_at=at, failure=refusal), New()))
     assert logged == []
 

@@ -187,7 +187,7 @@ def test_with_several_updates_the_ratio_is_taken_to_the_policy_before_the_first(
     assert together.metrics["trained_tokens"] == num_sampled(ROWS)
 
 
-def test_of_several_updates_one_that_is_not_finite_is_told_apart_from_those_that_were_applied(start: Start):
+def test_of_several_updates_one_that_is_not_finite_is_distinguished_from_those_that_were_applied(start: Start):
     good, bad = ROWS[::2], [replace(ROWS[1], advantage=math.nan), *ROWS[3::2]]
     rank, alone = start(), start()
     both = rank.train_rl([micro_batches(weighted(good)), micro_batches(weighted(bad))], 1e-3)

@@ -33,9 +33,9 @@ def saved_with(folder: Path, change: Change, **shape: Any) -> Path:
     return folder
 
 
-def write_config(folder: Path, told: dict[str, Any]) -> None:
+def write_config(folder: Path, fields: dict[str, Any]) -> None:
     path = folder / "config.json"
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | told))
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | fields))
 
 
 def entries(folder: Path, change: Change = dict) -> list[WeightBucket]:
@@ -70,7 +70,7 @@ def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("fields", "said"),
     [
         (
             {"quantization_config": {"quant_method": "fp8"}},
@@ -85,8 +85,8 @@ def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: P
         ({"text_config": {"logit_scale": 0.0625}}, r"--model: .* \(logit_scale is 0\.0625\). Hint: use a model"),
     ],
 )
-def test_what_a_learner_cannot_train_is_refused_from_its_config(told: dict[str, Any], said: str, tmp_path: Path):
-    write_config(save_policy(tmp_path, num_hidden_layers=1), told)
+def test_what_a_learner_cannot_train_is_refused_from_its_config(fields: dict[str, Any], said: str, tmp_path: Path):
+    write_config(save_policy(tmp_path, num_hidden_layers=1), fields)
     with pytest.raises(ConfigError, match=said):
         refuse_misfit(tmp_path)
 

@@ -57,7 +57,7 @@ class Worker:
     """Takes weights and says nothing; ends when killed, and can then be started again, as by Ray."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.checksums = {1: 11, 2: 12}
         self.hold = asyncio.Event()  # its next start waits for this
         self.hold.set()
@@ -91,7 +91,7 @@ class Worker:
             each.cancel()
         if self._killed.is_set():
             raise ActorUnavailableError("it restarts", None)
-        self.told.append("start")
+        self.calls.append("start")
         if self.no_start:
             self.no_start -= 1
             failed = EngineError("its engine process was killed")
@@ -99,7 +99,7 @@ class Worker:
         return EngineFacts(kv_capacity_tokens=1_000, block_size=32, max_model_len=100)
 
     async def _serve(self) -> None:
-        self.told.append("serve")
+        self.calls.append("serve")
         await self.hold_serve.wait()
         fault, self.fault_in_serve = self.fault_in_serve, None
         if fault is not None:
@@ -110,7 +110,7 @@ class Worker:
             raise ActorUnavailableError("it restarts", None)
         if self.fault is not None:
             raise self._met()
-        self.told.append("sleeps")
+        self.calls.append("sleeps")
 
     async def _pull(self, version: int, refs: Any) -> LoadedWeights:
         await self.hold_pull.wait()
@@ -122,7 +122,7 @@ class Worker:
         if version in self.lost:
             raise RayTaskError("pull", "", OwnerDiedError("ref", None, ""))
         assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
-        self.told.append(version)
+        self.calls.append(version)
         return LoadedWeights(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
 
     async def _probe(self) -> Heartbeat:
@@ -172,10 +172,10 @@ def learned_by(admissions: int) -> Learned:
 
 
 class Balancer:
-    """Remembers what it was told."""
+    """Remembers the calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.changed = asyncio.Event()
         self.submit = Method(self._submit)
         self.replica_lost, self.set_policy_version = Method(self._replica_lost), Method(self._tell)
@@ -211,12 +211,12 @@ class Balancer:
         self.returned.append([state for _, state in items])
 
     async def _tell(self, what: Any) -> None:
-        self.told.append(what)
+        self.calls.append(what)
         self.changed.set()
 
     async def hears(self, what: Any, times: int = 1) -> None:
         async with asyncio.timeout(60):
-            while self.told.count(what) < times:
+            while self.calls.count(what) < times:
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -270,7 +270,7 @@ async def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def kill(worker: Worker, *, no_restart: bool) -> None:
         assert not no_restart
-        worker.told.append("killed")
+        worker.calls.append("killed")
         loop.call_soon_threadsafe(worker.kill)
 
     monkeypatch.setattr(remote.ray, "kill", kill)
@@ -286,12 +286,12 @@ async def test_a_process_that_is_stopped_before_its_first_answer_is_killed_and_t
     await run.replicas.serving()
     run.second.stopped = True
     run.second.kill()
-    while "killed" not in run.second.told:
+    while "killed" not in run.second.calls:
         await asyncio.sleep(0.01)
     assert any(line.startswith("generation/1 did not come back, silent for 1.") for line in run.shown)
     run.second.stopped = False  # it was that process
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", "killed", "start", "serve"]
+    assert run.second.calls == ["start", "serve", "killed", "start", "serve"]
     await run.close()
 
 
@@ -307,7 +307,7 @@ async def test_a_returning_process_that_is_stopped_after_its_first_answer_is_kil
         while run.replicas.workers["generation/1"].state is not State.RETURNING:
             await asyncio.sleep(0)
         run.second.stopped = True
-        while "killed" not in run.second.told:
+        while "killed" not in run.second.calls:
             await asyncio.sleep(0.01)
     assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in run.shown)
     run.second.stopped = False
@@ -323,7 +323,7 @@ async def test_a_process_that_is_silent_in_its_start_is_killed_later_than_one_th
     await run.shows("generation/0: 1,000 KV tokens")
     await asyncio.sleep(0.3)  # it has answered
     run.second.stopped = True
-    while "killed" not in run.second.told:
+    while "killed" not in run.second.calls:
         await asyncio.sleep(0.01)
     assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in run.shown)
     run.second.stopped = False
@@ -374,10 +374,10 @@ async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run)
     await run.balancer.hears("generation/1")  # its rollouts go on elsewhere
     assert run.replicas.there.keys() == {"generation/0"}
     await run.replicas.publish(SECOND)  # without waiting for it
-    assert run.first.told == ["start", "serve", 1, 2]
+    assert run.first.calls == ["start", "serve", 1, 2]
     run.second.hold.set()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", 1, "start", 2, "serve"]
+    assert run.second.calls == ["start", "serve", 1, "start", 2, "serve"]
     assert run.replicas.there.keys() == {"generation/0", "generation/1"}
 
 
@@ -388,15 +388,15 @@ async def test_a_worker_that_dies_in_a_publish_does_not_end_it(run: Run):
     assert "generation/1 did not take version 1: ActorUnavailableError" in run.shown
     run.second.hold.set()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", "start", 1, "serve"]
+    assert run.second.calls == ["start", "serve", "start", 1, "serve"]
 
 
 async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights_before_the_publish_ends(run: Run):
     run.second.cut = True
     await run.replicas.publish(FIRST)
-    assert run.second.told == ["start", "serve", 1]  # and it was not started again
+    assert run.second.calls == ["start", "serve", 1]  # and it was not started again
     assert "generation/1 answers again after ActorUnavailableError: sending the weights again" in run.shown
-    assert run.balancer.told == [1]
+    assert run.balancer.calls == [1]
 
 
 async def test_an_engine_that_does_not_come_up_is_started_once_more_where_it_has_served_before(run: Run):
@@ -404,7 +404,7 @@ async def test_an_engine_that_does_not_come_up_is_started_once_more_where_it_has
     run.second.no_start = 2
     run.second.kill()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", 1, *["start", "killed"] * 2, "start", 1, "serve"]
+    assert run.second.calls == ["start", "serve", 1, *["start", "killed"] * 2, "start", 1, "serve"]
     assert run.shown.count("generation/1 was lost (EngineError: its engine process was killed) and starts again") == 2
 
 
@@ -418,7 +418,7 @@ async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_b
     )
     run.second.hold.set()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+    assert run.second.calls == ["start", "serve", 1, "killed", "start", 1, "serve"]
 
 
 async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(logged: Logged):
@@ -427,7 +427,7 @@ async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(logged: Log
     started.replicas.start()
     with pytest.raises(EngineError):
         await started.replicas.serving()
-    assert started.second.told == ["start"]
+    assert started.second.calls == ["start"]
     await started.close()
 
 
@@ -464,7 +464,7 @@ async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replica
     started.second.hold.set()
     started.second.node.set()
     await started.shows("generation/1: 1,000 KV tokens")
-    assert started.second.told == ["start", 1, "serve"]
+    assert started.second.calls == ["start", 1, "serve"]
     await started.close()
 
 
@@ -502,7 +502,7 @@ async def test_a_worker_whose_loops_have_failed_is_killed_and_comes_back(run: Ru
     run.second.fail(fault)
     await run.balancer.hears("generation/1")
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+    assert run.second.calls == ["start", "serve", 1, "killed", "start", 1, "serve"]
     said = next(line for line in run.shown if "was lost" in line)
     assert said.startswith("generation/1 was lost (") and said.endswith("and starts again")
     assert type(fault).__name__ in said
@@ -513,7 +513,7 @@ async def test_a_worker_that_cannot_take_the_weights_is_started_again_and_takes_
     await run.replicas.publish(FIRST)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert any("generation/1 did not take version 1: " in line and "MemoryError" in line for line in run.shown)
-    assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
+    assert run.second.calls == ["start", "serve", "killed", "start", 1, "serve"]
 
 
 async def test_engines_sleep_for_an_update_and_one_that_cannot_is_started_again(run: Run):
@@ -521,21 +521,21 @@ async def test_engines_sleep_for_an_update_and_one_that_cannot_is_started_again(
     run.second.fault = MemoryError("memory usage increased after sleeping")
     await run.replicas.sleep()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.first.told == ["start", "serve", 1, "sleeps"]
-    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+    assert run.first.calls == ["start", "serve", 1, "sleeps"]
+    assert run.second.calls == ["start", "serve", 1, "killed", "start", 1, "serve"]
     assert any("generation/1 did not sleep: " in line and "MemoryError" in line for line in run.shown)
 
 
 class Ranks:
     """A rank of the learner, which says when it updates."""
 
-    def __init__(self, told: list[Any]) -> None:
-        self._told = told
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
 
     async def call_once(self, ask: Any, *, deadline_s: float, reason: str) -> Any:
         if reason == "the weights":
             return FIRST
-        self._told.append("updates")
+        self._calls.append("updates")
         return UpdateResult(applied=True, reason="", step=1, metrics={})
 
 
@@ -559,17 +559,17 @@ async def test_the_driver_has_engines_sleep_before_an_update_and_its_publish_wak
     actors._replicas = run.replicas
     actors._learner = learner = Learner(config, Path("model"), turn=actors._learner_turn)
     learner._facts = SimpleNamespace(attention_tokens=math.inf)
-    told = engines[0].vllm.told
-    learner._ranks = [cast(Any, Ranks(told))]
+    calls = engines[0].vllm.calls
+    learner._ranks = [cast(Any, Ranks(calls))]
     example = SftExample(np.arange(3, dtype=np.int32), np.ones(3, np.bool_))
     await actors.publish(1)
     for _ in range(2):
-        told.clear()
+        calls.clear()
         await learner.train_sft([example], 1e-3)
         await learner.train_sft([example], 1e-3)
         await actors.publish(1)  # the engines have dropped this version
         woken = ["wakes ['weights']", "loaded", "wakes ['kv_cache']", "goes on"]
-        assert told == ["sleeps at 2", "updates", "updates", *woken]
+        assert calls == ["sleeps at 2", "updates", "updates", *woken]
     assert [engine.vllm.dead for engine in engines] == ["", ""]
 
 
@@ -584,7 +584,7 @@ async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_co
     run.first.lost = run.second.lost = set()
     await run.replicas.publish(SECOND)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told[-2:] == [2, "serve"]
+    assert run.second.calls[-2:] == [2, "serve"]
 
 
 SENT = replace(
@@ -606,10 +606,10 @@ async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes
     assert len(run.replicas.seats({0: 0, 1: 0}, ranks=1)) == 2
     run.second.kill()  # it has what it was sent, and the learner still sends to others
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told[-3:] == ["start", 1, "serve"]
+    assert run.second.calls[-3:] == ["start", 1, "serve"]
     took = {name: LoadedWeights(checksum=12, move_s=0.0, load_s=0.7, laid_out=False) for name in run.replicas.workers}
     await run.replicas.publish(replace(SECOND, refs=(), way="nccl", took=took))
-    assert (run.first.told[-1], run.second.told[-1]) == (1, 2)
+    assert (run.first.calls[-1], run.second.calls[-1]) == (1, 2)
 
 
 async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):
@@ -624,7 +624,7 @@ async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_t
     await run.shows("version 1 goes through the object store for replicas that missed it")
     await run.replicas.publish(SECOND)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", "start", 2, "serve"]
+    assert run.second.calls == ["start", "serve", "start", 2, "serve"]
 
 
 async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run: Run):

@@ -226,11 +226,11 @@ async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
 
 
 class RemoteBalancer:
-    """A real one behind a handle; keeps what it was told, message by message."""
+    """A real one behind a handle; keeps the calls that it received."""
 
     def __init__(self) -> None:
         self.now = BalancerService()
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.held_up = asyncio.Event()  # questions about lost replicas wait for this
         self.held_up.set()
 
@@ -238,13 +238,13 @@ class RemoteBalancer:
         async def called(*arguments: Any) -> Any:
             if name == "held_by_lost":
                 await self.held_up.wait()
-            self.told.append((name, arguments[-1] if arguments else None))
+            self.calls.append((name, arguments[-1] if arguments else None))
             return await getattr(self.now, name)(*arguments)
 
         return called
 
     def sizes(self, name: str) -> list[int]:
-        return [len(what) for method, what in self.told if method == name]
+        return [len(what) for method, what in self.calls if method == name]
 
 
 async def grants(balancer: RemoteBalancer, replica: str, count: int = 1) -> list[Grant]:
@@ -322,7 +322,7 @@ async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_
     await client.close()
 
 
-async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tmp_path: Path):
+async def test_a_balancer_that_died_with_a_replica_receives_its_turns_first(tmp_path: Path):
     balancer = RemoteBalancer()
     await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
     client = client_of(balancer, journal=tmp_path)

@@ -38,16 +38,16 @@ def seconds(span: dict[str, Any]) -> float:
     return (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) / 1e9
 
 
-def play(told: RolloutTraces) -> None:
-    told.granted(Grant(load=LOAD, payload=None, waited_s=5.0))
-    told.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 100.0, 104.0), TIMED)
-    told.took(Span("generation/0", ROLLOUT, Activity.TOOL, 104.0, 104.5), None)
-    told.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 105.0, 106.0), replace(TIMED, times=None))
-    told.ended(replace(PLAYED, summary=replace(PLAYED.summary, verify_s=0.25)))
-    told.close()
+def play(recorder: RolloutTraces) -> None:
+    recorder.granted(Grant(load=LOAD, payload=None, waited_s=5.0))
+    recorder.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 100.0, 104.0), TIMED)
+    recorder.took(Span("generation/0", ROLLOUT, Activity.TOOL, 104.0, 104.5), None)
+    recorder.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 105.0, 106.0), replace(TIMED, times=None))
+    recorder.ended(replace(PLAYED, summary=replace(PLAYED.summary, verify_s=0.25)))
+    recorder.close()
 
 
-def test_a_rollouts_parts_are_told_with_the_engines_own_times(tmp_path: Path):
+def test_a_rollouts_parts_are_recorded_with_the_engines_own_times(tmp_path: Path):
     play(traces(tmp_path / "traces.jsonl"))
     found = {span["name"]: round(seconds(span), 3) for span in spans(tmp_path / "traces.jsonl")}
     assert found.pop(ROOT) >= 5
@@ -59,8 +59,8 @@ def test_a_rollouts_parts_are_told_with_the_engines_own_times(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, logged: list[str]):
     (tmp_path / "file").write_text("")
-    told = traces(tmp_path / "file" / "traces.jsonl")
-    play(told)
+    recorder = traces(tmp_path / "file" / "traces.jsonl")
+    play(recorder)
     assert len(logged) == 1 and logged[0].startswith("the traces is left out: ")
 
 

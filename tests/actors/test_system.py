@@ -197,16 +197,16 @@ async def test_trajectories_stay_behind_refs_and_are_whole(system: TrainingActor
     assert trajectory.loss_mask.sum() == trajectory.summary.num_sampled_tokens
 
 
-async def test_what_the_balancer_has_learned_is_told_for_a_checkpoint_and_taught_again(system: TrainingActors):
+async def test_what_the_balancer_has_learned_is_saved_in_a_checkpoint_and_loaded_again(system: TrainingActors):
     await roll_out(system, "learned", prompts=2, siblings=2)
-    told = json.loads(json.dumps(await system.balancer_state()))
-    assert told["admissions"] >= 4 and all(sum(one["past"]["tokens_B"]) > 0 for one in told["lengths"])
+    saved = json.loads(json.dumps(await system.balancer_state()))
+    assert saved["admissions"] >= 4 and all(sum(one["past"]["tokens_B"]) > 0 for one in saved["lengths"])
     await roll_out(system, "forgotten", prompts=2, siblings=2)
-    assert json.loads(json.dumps(await system.balancer_state())) != told
-    await system.load_balancer_state(told)
-    assert json.loads(json.dumps(await system.balancer_state())) == told
+    assert json.loads(json.dumps(await system.balancer_state())) != saved
+    await system.load_balancer_state(saved)
+    assert json.loads(json.dumps(await system.balancer_state())) == saved
     with pytest.raises(ValueError, match=r"lengths.* is missing"):
-        await system.load_balancer_state({name: value for name, value in told.items() if name != "lengths"})
+        await system.load_balancer_state({name: value for name, value in saved.items() if name != "lengths"})
 
 
 async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):

@@ -75,7 +75,7 @@ CAGED = Tool(name="caged", description="?", parameters=TEXT, program="print(1)")
 
 
 class FakeHost:
-    """An actor that holds a host; it dies where told to, and comes back empty.
+    """An actor that holds a host; it dies where asked to, and comes back empty.
 
     `silent`: its calls are not answered, and none of its methods where it is `stopped`, until it is killed.
     """

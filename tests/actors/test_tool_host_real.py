@@ -224,14 +224,14 @@ async def test_a_host_that_is_stopped_in_the_start_after_its_death_is_ended_too(
         try:
             await one.send(signal.SIGKILL)
             async with asyncio.timeout(120):
-                while not (told := starting.read_text()):
+                while not (pid := starting.read_text()):
                     await asyncio.sleep(0.05)
         finally:
             starting.unlink()
-        os.kill(int(told), signal.SIGSTOP)
+        os.kill(int(pid), signal.SIGSTOP)
         assert "its next process is killed" in await one.until_shown(f"{NAME} did not come back")
         await one.until_shown(f"{NAME} died")
-        assert not psutil.pid_exists(int(told))
+        assert not psutil.pid_exists(int(pid))
         assert (await call(one.rollout(), "wait", "0")).outcome is Outcome.OK
 
 

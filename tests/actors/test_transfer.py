@@ -239,7 +239,7 @@ def test_where_the_engine_fails_or_hangs_the_rank_gathers_to_the_end_and_gives_i
     assert beside.memory.exported == {}
 
 
-def test_a_time_that_ran_out_in_the_engine_is_told_as_the_engines():
+def test_a_time_that_ran_out_in_the_engine_is_reported_as_the_engines():
     beside = Beside(deadline_s=5.0)
 
     def give_up() -> None:
@@ -293,16 +293,16 @@ class FarEngine:
         arguments = (self._meetings, self._plan, self._answers, dies_at)
         self.process = spawn.Process(target=receive, args=arguments, daemon=True)
         self.process.start()
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self._answer()  # it is up: no deadline below counts its start
 
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
-        self.told.append("join")
+        self.calls.append("join")
         self._meetings.put(dict(meeting))
         return self._thread.submit(self._answer)
 
     def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
-        self.told.append(version)
+        self.calls.append(version)
         return self._thread.submit(lambda: None)
 
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
@@ -333,7 +333,7 @@ def test_by_broadcast_every_engine_has_the_senders_weights_version_by_version():
         assert sent.failed == {}
         assert sent.checksum == weights.checksum
         assert {pulled.checksum for pulled in sent.took.values()} == {weights.checksum}
-    assert [engine.told for engine in engines] == [["join", 1, 2]] * 2  # the group was made once
+    assert [engine.calls for engine in engines] == [["join", 1, 2]] * 2  # the group was made once
     transfer.leave()
 
 

@@ -34,7 +34,7 @@ HEARTBEAT = Heartbeat(incarnation="first", node_id="node", pid=1, start_time="th
 
 
 class Actor:
-    """Answers, keeps silent, or fails, as told."""
+    """Answers, keeps silent, or fails, as set."""
 
     def __init__(self) -> None:
         self.probe = self
@@ -289,7 +289,7 @@ SPIN = (
 
 
 @pytest.mark.long
-def test_a_process_that_gets_no_core_is_told_from_one_that_is_stopped():
+def test_a_process_that_gets_no_core_is_distinguished_from_one_that_is_stopped():
     """Two that spin on one core each wait half of the time; a stopped one waits for nothing."""
     core = min(os.sched_getaffinity(0))
     command = [sys.executable, "-c", SPIN.replace("CORE", str(core))]

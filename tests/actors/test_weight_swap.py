@@ -28,7 +28,7 @@ class Vllm:
     """vLLM's processes, of which every answer comes at once."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.dead = ""
         self.holds_all = True
         self.engine_core = self
@@ -47,23 +47,23 @@ class Vllm:
         return done
 
     async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
-        self.told.append("paused")
+        self.calls.append("paused")
 
     async def start_weight_update(self) -> None: ...
 
     async def finish_weight_update(self, version: str) -> None:
-        if "loaded" not in self.told:
+        if "loaded" not in self.calls:
             raise EngineError("no weights came")
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        self.told.append(f"sleeps at {level}")
+        self.calls.append(f"sleeps at {level}")
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        self.told.append(f"wakes {tags}")
+        self.calls.append(f"wakes {tags}")
         return tags == ["kv_cache"]
 
     async def resume_generation(self) -> None:
-        self.told.append("goes on")
+        self.calls.append("goes on")
 
     async def collective_rpc(self, method: str) -> list[int]:
         return [7]
@@ -81,7 +81,7 @@ class Seated:
         self._loop = asyncio.get_running_loop()
 
     async def _load(self, llm: Any, payload: Mapping[str, Any]) -> None:
-        self.vllm.told.append("loaded")
+        self.vllm.calls.append("loaded")
 
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
         return self._ask("join", asyncio.sleep(0))
@@ -126,10 +126,10 @@ async def test_a_swap_comes_bit_by_bit_and_the_next_waits_for_its_end():
     await engine.swap.begin(1, ())
     later = asyncio.ensure_future(engine.swap.begin(2, ()))
     await engine.swap.take({})
-    assert not later.done() and engine.vllm.told == ["paused", "loaded"]
+    assert not later.done() and engine.vllm.calls == ["paused", "loaded"]
     assert (await engine.swap.end()).checksum == 7
     await later
-    assert engine.swap.policy_version == 1 and engine.vllm.told == ["paused", "loaded", "goes on", "paused"]
+    assert engine.swap.policy_version == 1 and engine.vllm.calls == ["paused", "loaded", "goes on", "paused"]
 
 
 async def test_an_engine_that_sleeps_wakes_its_weights_to_load_new_ones_and_its_kv_cache_after_them():
@@ -141,9 +141,9 @@ async def test_an_engine_that_sleeps_wakes_its_weights_to_load_new_ones_and_its_
         await engine.swap.take({})
         await engine.swap.end()
     once = ["sleeps at 2", "wakes ['weights']", "loaded", "wakes ['kv_cache']", "goes on"]
-    assert engine.vllm.told == once * 2 and engine.swap.policy_version == 2
+    assert engine.vllm.calls == once * 2 and engine.swap.policy_version == 2
     await engine.swap.begin(3, ())
-    assert engine.vllm.told[-1] == "paused"  # awake, it is paused as ever
+    assert engine.vllm.calls[-1] == "paused"  # awake, it is paused as ever
 
 
 async def test_an_engine_that_cannot_sleep_ends(monkeypatch: pytest.MonkeyPatch):
@@ -178,7 +178,7 @@ async def test_where_one_engine_hangs_those_beside_it_outlast_the_rank_that_wait
     sent = await asyncio.gather(*(asyncio.to_thread(send, engine) for engine in engines))
     assert [sorted(one.failed) for one in sent] == [[], ["generation/1"]]
     assert sent[0].took["generation/0"].checksum == 7
-    assert engines[0].vllm.dead == "" and engines[0].vllm.told[-1] == "goes on"
+    assert engines[0].vllm.dead == "" and engines[0].vllm.calls[-1] == "goes on"
 
 
 async def test_where_one_engine_does_not_begin_no_other_stands_still_for_a_broadcast_that_never_comes(

@@ -157,7 +157,7 @@ async def test_a_rollout_that_cannot_be_played_is_dropped_by_name_and_the_others
 
 
 class FullDisk(TurnJournal):
-    """Has no room while it is told so."""
+    """Has no room while the test says so."""
 
     full = True
 

@@ -20,7 +20,7 @@ def step(name: str, program: str, **changes: object) -> Step:
     return replace(Step(name, "shows it", ("-c", program), needs=()), **changes)  # type: ignore[arg-type]
 
 
-def told(line: str) -> None:
+def ignore(line: str) -> None:
     """Not shown."""
 
 
@@ -31,7 +31,7 @@ def test_a_step_passes_with_its_figures_fails_with_its_last_line_or_is_ended_aft
         step("hangs", "import time; time.sleep(60)"),
         step("follows", "print()", after="fails"),
     ]
-    done = run_all(steps, H100, tmp_path, deadline_s=2.0, tell=told)
+    done = run_all(steps, H100, tmp_path, deadline_s=2.0, tell=ignore)
     assert {name: outcome.status for name, outcome in done.items()} == {
         "passes": "passed", "fails": "failed", "hangs": "failed", "follows": "not run",
     }  # fmt: skip
@@ -50,11 +50,11 @@ def test_what_passed_on_this_gpu_with_this_commit_is_not_repeated(tmp_path: Path
         (H100, False, 1), (H100, False, 1), (H100, True, 2), (replace(H100, commit="def"), False, 3),
         (replace(H100, device="MI300X"), False, 4),
     ):  # fmt: skip
-        done = run_all(steps, machine, tmp_path / "out", again=again, tell=told)
+        done = run_all(steps, machine, tmp_path / "out", again=again, tell=ignore)
         assert (done["one"].status, done["two"].status) == ("passed", "failed")
         assert len(count.read_text()) == runs
     (tmp_path / "out" / "state.json").write_text("{")  # cut off by a machine that went away
-    assert run_all(steps, H100, tmp_path / "out", tell=told)["one"].status == "passed"
+    assert run_all(steps, H100, tmp_path / "out", tell=ignore)["one"].status == "passed"
 
 
 def test_steps_are_skipped_by_the_name_of_what_is_missing():

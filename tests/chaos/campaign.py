@@ -123,12 +123,12 @@ class Campaign:
         return not kind.says or any(word in line.line for line in lines for word in kind.says)
 
     def _wait_until_over(
-        self, put_in_s: float, undo: Undo | None, told: Callable[[], bool], *, patience_s: float, parts: set[str]
+        self, put_in_s: float, undo: Undo | None, logged: Callable[[], bool], *, patience_s: float, parts: set[str]
     ) -> float | None:
         """Seconds until the first step at full speed began; None for a hang.
 
-        What is to be told of is not over before, for so long: it may meet no rollout of a short step, or be seen in
-        the next.
+        A fault that must be logged is not over before, for `patience_s`: it may meet no rollout of a short
+        step, or be seen in the next.
         """
         run, known = self._run, len(self._run.rows())
         seen: dict[int, float] = {}
@@ -151,7 +151,7 @@ class Campaign:
                 if seen.setdefault(position, now) != now:
                     continue
                 whole = (
-                    complete_s is not None and began_s >= complete_s - 1.0 and (told() or now > put_in_s + patience_s)
+                    complete_s is not None and began_s >= complete_s - 1.0 and (logged() or now > put_in_s + patience_s)
                 )
                 whole_steps = whole_steps + 1 if whole else 0
                 if whole and (step_s <= SLOW * self._calm_s + 0.5 or whole_steps >= ENOUGH_STEPS):

@@ -198,7 +198,7 @@ def half(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def told(name: str, text: str, seconds: float = 60.0, *, says: str = "") -> Fault:
+def file(name: str, text: str, seconds: float = 60.0, *, says: str = "") -> Fault:
     """A file in the folder of faults (see `tests.chaos.seams`), over two steps, or until the time is out.
 
     It stays for longer where the run has not said this yet: what befalls some rollouts may befall none in two steps.
@@ -271,7 +271,7 @@ REWARDS = {
     "reward's process ends": ("ends of a few", "ended without an answer"),
     "reward is no number": ("gives nothing of a few", "no number"),
 }
-"""What the run's reward is told to do (`tests.chaos.own`), and what the run has to say of it."""
+"""What the run's reward does (`tests.chaos.own`), and what the run has to say of it."""
 
 
 def _in_phase(phase: str, fault: Fault) -> Fault:
@@ -370,26 +370,26 @@ def _of_the_driver() -> list[Kind]:
 
 def _of_answers() -> list[Kind]:
     return [
-        Kind(name="sandbox answers twice", fault=told("answers", "twice"), harmless=True),
-        Kind(name="sandbox answers what nobody asked", fault=told("answers", "strange"), harmless=True),
-        Kind(name="sandbox answers garbage", fault=told("answers", "garbage", says="no answer but"),
+        Kind(name="sandbox answers twice", fault=file("answers", "twice"), harmless=True),
+        Kind(name="sandbox answers what nobody asked", fault=file("answers", "strange"), harmless=True),
+        Kind(name="sandbox answers garbage", fault=file("answers", "garbage", says="no answer but"),
              says=("sandbox/0",), drops="sandbox"),
-        Kind(name="sandbox answers another question", fault=told("answers", "swapped", says="no answer but"),
+        Kind(name="sandbox answers another question", fault=file("answers", "swapped", says="no answer but"),
              says=("sandbox/0",), drops="sandbox"),
-        Kind(name="sandbox does not answer", fault=told("answers", "none", 3.0), says=("sandbox/0",), drops="sandbox"),
-        Kind(name="a tool that never returns", fault=told("program", "while True: pass"), harmless=True),
-        Kind(name="a tool that sleeps for ever", fault=told("program", "import time; time.sleep(1e9)"), harmless=True),
-        Kind(name="a tool that eats memory", fault=told("program", "x = [bytes(10**8) for _ in range(99)]"),
+        Kind(name="sandbox does not answer", fault=file("answers", "none", 3.0), says=("sandbox/0",), drops="sandbox"),
+        Kind(name="a tool that never returns", fault=file("program", "while True: pass"), harmless=True),
+        Kind(name="a tool that sleeps for ever", fault=file("program", "import time; time.sleep(1e9)"), harmless=True),
+        Kind(name="a tool that eats memory", fault=file("program", "x = [bytes(10**8) for _ in range(99)]"),
              harmless=True),
-        Kind(name="a tool that kills its process", fault=told("program", "import os; os.kill(os.getpid(), 9)"),
+        Kind(name="a tool that kills its process", fault=file("program", "import os; os.kill(os.getpid(), 9)"),
              harmless=True),
-        Kind(name="a tool that prints without end", fault=told("program", "while True: print('x' * 10**6)"),
+        Kind(name="a tool that prints without end", fault=file("program", "while True: print('x' * 10**6)"),
              harmless=True),
         *(
-            Kind(name=name, fault=told("reward", text, says=said), says=(said,), drops="reward")
+            Kind(name=name, fault=file("reward", text, says=said), says=(said,), drops="reward")
             for name, (text, said) in REWARDS.items()
         ),
-        Kind(name="prompts too long", fault=told("long prompt", "all"), harmless=True),
+        Kind(name="prompts too long", fault=file("long prompt", "all"), harmless=True),
     ]  # fmt: skip
 
 
@@ -407,9 +407,9 @@ def _of_the_machine() -> list[Kind]:
     return [
         *kinds,
         Kind(name="disk full in checkpoint", fault=full, says=("File too large",), ends=True),
-        Kind(name="object store full", fault=told("fill", "256"), harmless=True),
-        Kind(name="clock a day ahead", fault=told("clock", str(DAY_S)), harmless=True),
-        Kind(name="clock an hour back", fault=told("clock", "-3600"), harmless=True),
+        Kind(name="object store full", fault=file("fill", "256"), harmless=True),
+        Kind(name="clock a day ahead", fault=file("clock", str(DAY_S)), harmless=True),
+        Kind(name="clock an hour back", fault=file("clock", "-3600"), harmless=True),
         Kind(name="all processes stopped for 10 s", fault=all_stopped, harmless=True),
         Kind(name="SIGKILL raylet", fault=to_ray("raylet", HARD), says=("resuming after step",), ends=True),
         Kind(

@@ -184,11 +184,11 @@ class Run:
         return None
 
     def starting(self) -> psutil.Process | None:
-        """The generation worker that began to start last, as it told, while it lives."""
+        """The generation worker that began to start last, by its own file, while it lives."""
         with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-            told = json.loads((self.control / "starting").read_text())
-            process = psutil.Process(told["pid"])
-            return process if birth(process.pid) == told["birth"] else None
+            starting = json.loads((self.control / "starting").read_text())
+            process = psutil.Process(starting["pid"])
+            return process if birth(process.pid) == starting["birth"] else None
         return None
 
     def missing(self, names: "set[str]") -> set[str]:

@@ -116,7 +116,7 @@ def _filling(before: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @wraps(work)
-    async def told(*args: Any, **options: Any) -> Any:
+    async def announced(*args: Any, **options: Any) -> Any:
         control(PHASE).write_text(name)
         try:
             while asked(f"hold {name}") is not None:
@@ -127,14 +127,14 @@ def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
                 if asked(PHASE) == name:  # a checkpoint is written beside the other phases
                     control(PHASE).unlink()
 
-    return told
+    return announced
 
 
 def _short_phase(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     """One in which nobody else of the process gets a turn."""
 
     @wraps(work)
-    def told(*args: Any, **options: Any) -> Any:
+    def announced(*args: Any, **options: Any) -> Any:
         if asked(f"hold {name}") is not None:
             control(PHASE).write_text(name)
             while asked(f"hold {name}") is not None:
@@ -142,7 +142,7 @@ def _short_phase(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
             control(PHASE).unlink(missing_ok=True)
         return work(*args, **options)
 
-    return told
+    return announced
 
 
 def _long_prompts(prompt_ids: Callable[..., list[int]]) -> Callable[..., list[int]]:
@@ -156,11 +156,11 @@ def _long_prompts(prompt_ids: Callable[..., list[int]]) -> Callable[..., list[in
 
 def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @wraps(start)
-    async def told(self: Any) -> Any:
+    async def announced(self: Any) -> Any:
         control("starting").write_text(json.dumps({"pid": os.getpid(), "birth": birth(os.getpid())}))
         return await start(self)
 
-    return told
+    return announced
 
 
 def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -77,11 +77,11 @@ def test_a_dashboard_can_be_imported_anywhere(board: Path):
 
 
 def test_every_alert_says_what_happened_and_the_fix_and_has_a_story():
-    told = (DEPLOYED / "prometheus/alerts.test.yml").read_text()
+    stories = (DEPLOYED / "prometheus/alerts.test.yml").read_text()
     for rule in rules():
         assert rule["annotations"].keys() == {"summary", "fix"}, rule["alert"]
         assert rule["labels"]["severity"] in ("page", "warn")
-        assert told.count(rule["alert"]) >= 2, "one story in which it fires, and one in which it does not"
+        assert stories.count(rule["alert"]) >= 2, "one story in which it fires, and one in which it does not"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian's package prometheus)")
@@ -131,14 +131,14 @@ def head(program: Path) -> Iterator["subprocess.Popen[bytes]"]:
     head.wait()
 
 
-def test_a_prometheus_that_ends_is_told_with_its_last_line(head: "subprocess.Popen[bytes]"):
+def test_a_prometheus_that_ends_is_reported_with_its_last_line(head: "subprocess.Popen[bytes]"):
     with pytest.raises(
         ConfigError, match=r"prometheus: it ended: .'the disk is full'.. Hint: see .cluster/prometheus/log"
     ):
         dashboards.up(cluster.free_port())
 
 
-def test_one_that_runs_already_is_told_at_the_port_that_it_has(
+def test_one_that_runs_already_is_reported_at_the_port_that_it_has(
     head: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ):
     stands_for_it = ["/bin/sh", "-c", "sleep 60; :", "prometheus", "--web.listen-address=127.0.0.1:9090"]
@@ -146,5 +146,5 @@ def test_one_that_runs_already_is_told_at_the_port_that_it_has(
         record(cluster.PROMETHEUS, running.pid)
         dashboards.up(9_191)
         running.kill()
-    told = capsys.readouterr().out
-    assert "http://127.0.0.1:9090 (scrapes" in told and "9191" not in told
+    printed = capsys.readouterr().out
+    assert "http://127.0.0.1:9090 (scrapes" in printed and "9191" not in printed

@@ -125,16 +125,16 @@ def until(happened: Any, what: str) -> None:
 
 
 def test_an_alert_reaches_the_webhook_with_what_it_saw_and_the_fix_and_so_does_its_end(pager: type[Run]):
-    def told(status: str) -> list[dict[str, Any]]:
+    def alerts(status: str) -> list[dict[str, Any]]:
         return [one for call in pager.called for one in call["alerts"] if one["status"] == status]
 
     time.sleep(5)
     assert pager.called == [], "nobody is woken while the run is well"
     pager.drift = DRIFTED
-    until(lambda: told("firing"), "the webhook was not called")
-    (alert,) = {one["labels"]["alertname"]: one for one in told("firing")}.values()
+    until(lambda: alerts("firing"), "the webhook was not called")
+    (alert,) = {one["labels"]["alertname"]: one for one in alerts("firing")}.values()
     assert alert["labels"] == alert["labels"] | {"alertname": "LogprobDrift", "run": "night", "severity": "page"}
     assert alert["annotations"]["summary"] == "night: learner and engines differ by 200m nats per token"
     assert "compare ray_rstar_engine_policy_version" in alert["annotations"]["fix"]
     pager.drift = WELL
-    until(lambda: told("resolved"), "its end was not told")
+    until(lambda: alerts("resolved"), "its end was not reported")

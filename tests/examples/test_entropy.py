@@ -23,13 +23,13 @@ from tests.rstar_ray.chat.families import FAMILIES, tokenizer_of
 from tests.rstar_ray.fabricate import run_directory, trajectory
 
 
-def turn(count: int, told: Outcome | None, *, call: int = 0, answer: int = 0) -> SampledTurn:
+def turn(count: int, answered: Outcome | None, *, call: int = 0, answer: int = 0) -> SampledTurn:
     """`count` tokens of prose, then `call` inside a call, then `answer` inside an answer."""
     return SampledTurn(
         tuple(range(count + call + answer)),
         (False,) * count + (True,) * call + (False,) * answer,
         (False,) * (count + call) + (True,) * answer,
-        told,
+        answered,
     )
 
 

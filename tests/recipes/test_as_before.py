@@ -1,4 +1,4 @@
-"""What differs between the stage that made a policy and who asks it now is told, with the option that asks as then."""
+"""What differs between the stage that made a policy and today's settings is logged, with the option to use."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +37,7 @@ def asked(*options: str) -> RunConfig:
 
 
 @pytest.mark.long
-async def test_in_a_talk_it_is_told_beside_the_answer_before_the_engine_comes_up(
+async def test_in_a_talk_it_is_shown_beside_the_answer_before_the_engine_comes_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def settings(*_: object, **__: object) -> None:
@@ -56,7 +56,7 @@ class Enough(RStarError): ...
 
 
 @pytest.mark.parametrize("what", ["the next stage", "an evaluation"])
-def test_it_is_told_before_anything_starts(
+def test_it_is_logged_before_anything_starts(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     def connected() -> None:

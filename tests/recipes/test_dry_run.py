@@ -7,7 +7,7 @@ import pytest
 
 from actors.cluster.bundles import Seat
 from actors.cluster.placement import plan_layout
-from actors.launch.placement_dry_run import Seating, dry_run, problems, told
+from actors.launch.placement_dry_run import Seating, as_text, dry_run, problems
 from recipes.plan import parsed
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -50,7 +50,7 @@ def seating(*, order: tuple[int, ...] = (0, 1, 2, 3)) -> Seating:
 )
 def test_what_is_wrong_with_a_seating_is_said(wrong: Seating, said: str):
     assert said in problems(wrong)
-    assert f"WRONG: {said}" in told(wrong, FOUR)
+    assert f"WRONG: {said}" in as_text(wrong, FOUR)
 
 
 def test_a_missing_node_is_refused_before_anything_starts():
@@ -79,4 +79,4 @@ def test_ray_places_them_on_fake_nodes_as_they_should_be():
     seated = dry_run(wanted, TWO_BY_TWO)
     assert problems(seated) == []
     assert [seated.at(bundle) for bundle in seated.layout.rank_bundles] == [(0, (0,)), (0, (1,)), (1, (0,)), (1, (1,))]
-    assert "a smaller plan: 6 replicas and 6 ranks do not fit" in told(seated, wanted)
+    assert "a smaller plan: 6 replicas and 6 ranks do not fit" in as_text(seated, wanted)

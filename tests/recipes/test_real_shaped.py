@@ -309,7 +309,7 @@ async def it_answers_as_ours_does(url: str, journey: Journey, ours: Sequence[int
     async with server_talker(url, "", talk_config(journey)) as talker:
         specs = talker.tools.specs
         messages = opened(QUESTION, system_text(ChatConfig(), specs, instruct=True), "")
-        asks = {"messages": messages, "tools": [spec.told() for spec in specs]}
+        asks = {"messages": messages, "tools": [spec.as_schema() for spec in specs]}
         async with talker.session.post(f"{url.removesuffix('/v1')}/tokenize", json=asks) as response:
             assert (await response.json())["tokens"] == ours
         await asked(talker)

@@ -214,7 +214,7 @@ CALL_DELTAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_a_server_is_told_what_a_policy_is_told_in_training():
+async def test_a_server_receives_the_prompts_of_training():
     requests: list[Any] = []
     app = openai_like([[{"content": "2"}]] * 4, requests)
     question = {"role": "user", "content": "1+1?"}
@@ -267,7 +267,7 @@ async def test_an_address_that_is_taken_is_refused_before_an_engine_starts(monke
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_tools_of_ones_own_are_told_to_a_server_and_called(tmp_path: Path):
+async def test_custom_tools_are_sent_to_a_server_and_called(tmp_path: Path):
     (tmp_path / "mine.py").write_text(SEARCH)
     asks = [{"tool_calls": [{"index": 0, "id": "c", "function": {"name": "search", "arguments": '{"query": "a"}'}}]}]
     requests: list[Any] = []

@@ -80,5 +80,5 @@ async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept(logg
     with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
-    told = "the evaluation ends here; the problems that are finished are kept"
-    assert logged == [f"SIGTERM: {told}; a second one after 1 s ends it at once"]
+    reason = "the evaluation ends here; the problems that are finished are kept"
+    assert logged == [f"SIGTERM: {reason}; a second one after 1 s ends it at once"]

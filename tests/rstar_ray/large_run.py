@@ -50,7 +50,7 @@ class Chunks:
         code = f"total = 0\nfor n in range({rng.randint(2, 99)}):\n    total += n\nprint(total)"
         program = json.dumps({"name": "python", "arguments": {"code": code}})
         end = f"<tool_call>\n{program}\n</tool_call><|im_end|>" if call else "<answer>\\boxed{7}</answer><|im_end|>"
-        told = f"<tool_response>\n{rng.randint(0, 999)}\n</tool_response>" if call else None
+        answered = f"<tool_response>\n{rng.randint(0, 999)}\n</tool_response>" if call else None
         columns = {
             "completion_ids": [*(one.ids for one in chosen), "7"],
             "token_chars": [*(one.counts for one in chosen), str(len(end))],
@@ -60,7 +60,7 @@ class Chunks:
             columns["entropies"] = [*(one.entropies for one in chosen), "0.5"]
             columns["logprob_diffs"] = [*(one.diffs for one in chosen), "-0.001"]
         facts = {
-            "completion": "".join(one.text for one in chosen) + end, "tool_response": told, "tool_ids": [],
+            "completion": "".join(one.text for one in chosen) + end, "tool_response": answered, "tool_ids": [],
             "outcomes": [rng.choice(("ok", "ok", "error"))] if call else [], "num_tokens": tokens + 1,
             "policy_versions": [3], "version_runs": [[3, tokens + 1]], "generate_s": round(rng.uniform(1, 40), 3),
             "tool_s": round(rng.uniform(0, 2), 3),
@@ -93,8 +93,8 @@ def _ledger_row(row: dict[str, Any]) -> str:
     ids = {"trained": names[::4], "resampled_away": names[1::2], "in_equal_groups": names[2::4]}
     ids |= {"left_out": [], "dropped": []}
     counts = {status: len(of) for status, of in ids.items()}
-    told = {"stage": row["stage"], "step": row["step"], "rollouts": 256, **counts, "ids": ids, "reasons": {}}
-    return json.dumps(told | {"advantages": dict.fromkeys(ids["trained"], 0.5)}) + "\n"
+    row_written = {"stage": row["stage"], "step": row["step"], "rollouts": 256, **counts, "ids": ids, "reasons": {}}
+    return json.dumps(row_written | {"advantages": dict.fromkeys(ids["trained"], 0.5)}) + "\n"
 
 
 def _rows(rng: random.Random, chunks: Chunks, stage: str, step: int, count: int, tokens: int) -> Iterator[str]:

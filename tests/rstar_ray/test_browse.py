@@ -51,7 +51,7 @@ def step_statuses(**statuses: str) -> StepStatuses:
     return StepStatuses({name.replace("s", "0-p/"): status for name, status in statuses.items()}, {}, {})
 
 
-def test_a_rollout_is_told_why_it_was_kept_or_not():
+def test_a_rollout_shows_why_it_was_kept_or_not():
     group = [row(0), row(1, calls=4, failed=1), row(2, reward=0), row(3, reward=0, calls=0)]
     known = step_statuses(s0="trained", s1="resampled_away", s2="trained", s3="resampled_away")
     assert [reason(one, group, known, "paper") for one in group] == [
@@ -106,9 +106,9 @@ def test_what_the_learner_saw_can_be_read_back():
     ((_, _, entropies, differences),) = figures_of(Siblings(0, "g", [readable(one, decode, seen)], [0]))[0]
     numbers = [ord(letter) - FIRST for letter in differences[:6]]
     assert numbers[0] == 0 and numbers[5] == MOST
-    for number, told in zip(numbers[1:5], diffs[1:5].tolist(), strict=True):
+    for number, diff in zip(numbers[1:5], diffs[1:5].tolist(), strict=True):
         size = 10 ** (number % NEGATIVE / DECADES - LEAST_DECADE)
-        assert size == pytest.approx(abs(told), rel=0.08) and (number > NEGATIVE) == (told < 0)
+        assert size == pytest.approx(abs(diff), rel=0.08) and (number > NEGATIVE) == (diff < 0)
     assert ((ord(entropies[3]) - FIRST) / SCALE) ** 2 == pytest.approx(0.02, rel=0.02)
 
 

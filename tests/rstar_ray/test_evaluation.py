@@ -45,15 +45,15 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_correct_one(num_rollouts: i
 
 
 def test_a_set_whose_rule_is_also_taken_loosely_has_both_scores(tmp_path: Path):
-    told = [replace(problem(name), reward="instructions") for name in ("a", "b")]
+    problems = [replace(problem(name), reward="instructions") for name in ("a", "b")]
     ends = [replace(one, loose=loose) for one, loose in zip(rollouts("a", [1, 0]), (1.0, 1.0), strict=True)]
     cut = rollouts("b", [0, 0])  # never judged
-    result = evaluate(results_of(told, [*ends, *cut]), stage="stage1", step=1)
+    result = evaluate(results_of(problems, [*ends, *cut]), stage="stage1", step=1)
     assert (result["avg_at_k"], result["loose_avg_at_k"]) == (1 / 4, 2 / 4)
     assert result.as_row()["intervals"]["loose_avg_at_k"][1] >= 0.5
-    with ResultLog(tmp_path / "rows.jsonl", told) as log:
+    with ResultLog(tmp_path / "rows.jsonl", problems) as log:
         written = [log.add(ends), log.add(cut)]
-    assert ResultLog(tmp_path / "rows.jsonl", told).results == written
+    assert ResultLog(tmp_path / "rows.jsonl", problems).results == written
     plain = evaluate(results_of([problem("a")], rollouts("a", [1, 0])), stage="stage1", step=1)
     assert plain["loose_avg_at_k"] is None and "loose_avg_at_k" not in plain.intervals
 
@@ -83,7 +83,7 @@ def test_figures_are_broken_down_by_family_and_difficulty():
     assert result["frac_max_turns"] == pytest.approx(2 / 6)
 
 
-def test_right_answers_are_told_apart_by_what_became_of_the_first_call():
+def test_right_answers_are_counted_by_what_became_of_the_first_call():
     done = rollouts("a", [1, 0, 1, 0]) + rollouts("b", [1, 1, 0, 0])
     outcomes = [(Outcome.ERROR, Outcome.OK)] * 3 + [(Outcome.OK, Outcome.TIMEOUT)] * 4 + [()]
     done = [replace(one, outcomes=of) for one, of in zip(done, outcomes, strict=True)]

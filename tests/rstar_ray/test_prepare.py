@@ -109,7 +109,7 @@ def test_every_row_is_kept_or_counted_under_one_reason():
     assert dropped == {"no problem text": 1, "no answer": 1, "not English": 2, "answer is not an integer": 1}
 
 
-def test_rows_without_an_id_are_numbered_and_equal_ids_of_different_problems_told_apart():
+def test_rows_without_an_id_are_numbered_and_equal_ids_of_different_problems_distinguished():
     rows = [row("one"), row("two", name="0"), row("three", name="0"), row("four", name="0.2"), row("five", name="0")]
     assert kept(*rows)[0] == ["set-1", "0", "0.3", "0.2", "0.4"]
 

@@ -38,10 +38,10 @@ OPTIONS = {
 class Telling(SkillLearner):
     """Its figures depend on every row, on the rate and on the policy; it keeps what it was given."""
 
-    told: list[Any] = field(default_factory=list)
+    received: list[Any] = field(default_factory=list)
 
     async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
-        self.told.append([(row.rollout_id, row.advantage, row.num_tokens, row.num_sampled_tokens) for row in rows])
+        self.received.append([(row.rollout_id, row.advantage, row.num_tokens, row.num_sampled_tokens) for row in rows])
         lengths = [len(row.ref.batch[row.ref.index].response_ids) for row in rows]
         logprobs = [float(row.ref.batch[row.ref.index].rollout_logprobs.sum()) for row in rows]
         loss = self.policy.skill * sum(row.advantage * length for row, length in zip(rows, lengths, strict=True))
@@ -115,7 +115,7 @@ def test_an_exported_step_has_the_tokens_and_advantages_that_the_learner_was_giv
     assert replay.main([str(path), "--step", "2", "--export", str(file)]) == 0
     step = load_file(file)
     assert f"{len(step['lengths'])} rows" in capsys.readouterr().out
-    given = learner.told[1]
+    given = learner.received[1]
     with safe_open(file, "np") as opened:
         names = json.loads(opened.metadata()["rollout_ids"])
     assert names == [rollout_id for rollout_id, *_ in given]

@@ -85,9 +85,9 @@ async def test_the_loss_mask_is_true_exactly_where_the_policy_sampled():
     said = [call("1+2"), answer("3")]
     trajectory = await score(await play(said), same_text)
     sampled = CHAT.decode(trajectory.response_ids[trajectory.loss_mask].tolist())
-    told = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
+    answered = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
     assert sampled == "".join(said)
-    assert told == "\nT:3\nA:"
+    assert answered == "\nT:3\nA:"
     assert (trajectory.rollout_logprobs[trajectory.loss_mask] == -0.5).all()
     assert (trajectory.rollout_logprobs[~trajectory.loss_mask] == 0).all()
     assert (trajectory.policy_versions[~trajectory.loss_mask] == -1).all()
@@ -244,12 +244,12 @@ async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_rewa
     trajectory = await score(state, never)
     assert (trajectory.summary.reward, trajectory.summary.num_turns) == (0.25, 3)
     assert trajectory.summary.num_answers is None  # an environment reads no marked answer
-    told = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
-    assert told == "\nU:higher\nA:\nT:3\nA:"
+    answered = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
+    assert answered == "\nU:higher\nA:\nT:3\nA:"
 
 
 class Talk:
-    """An environment that replies without an end; what it is told of the rollout's end, and what it gives for it."""
+    """An environment that replies without an end; what it receives at the rollout's end, and what it gives for it."""
 
     def __init__(self, gives: float | None = None) -> None:
         self.gives = gives

@@ -71,7 +71,7 @@ ASKED = rollout_requests(PROBLEMS, RunConfig(stage="s", seed=3), name=1, sibling
 
 
 class Flaky:
-    """Ends requests from the last to the first; those named fail as often as told."""
+    """Ends requests from the last to the first; those named fail as often as given."""
 
     num_ended = 0
 

@@ -197,8 +197,8 @@ def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room
 
 def test_a_file_that_nobody_said_to_be_whole_is_no_part_of_a_checkpoint(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        untold = pytest.raises(RStarError, match=r"state-1 is in .*, but no writer reported its checksum")
-        with untold, run_dir.write_checkpoint("stage1", 10, written={}) as folder:
+        unreported = pytest.raises(RStarError, match=r"state-1 is in .*, but no writer reported its checksum")
+        with unreported, run_dir.write_checkpoint("stage1", 10, written={}) as folder:
             (folder / "state-1").write_text("wei")
         assert names(run_dir.checkpoints_path) == []
 

@@ -72,7 +72,7 @@ def test_the_loss_is_on_what_the_assistant_says_and_its_end_of_turn(chat: Tokeni
     )
 
 
-def told(chat: TokenizerChat, messages: list[dict[str, Any]]) -> list[int]:
+def around(chat: TokenizerChat, messages: list[dict[str, Any]]) -> list[int]:
     """The tokens that a rollout puts around the assistant's in a conversation like MESSAGES."""
     prompt = chat.prompt_ids(Problem(id="p", problem=messages[0]["content"], answer="22"))
     return prompt + chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=messages[2]["content"])])
@@ -83,7 +83,7 @@ def test_the_tokens_around_the_assistants_are_those_that_a_rollout_puts_there(na
     chat = family_chat(name)
     messages = [MESSAGES[0], {**MESSAGES[1], "content": ""}, MESSAGES[2], MESSAGES[3]]
     (example,) = rows_of(chat, messages)
-    assert chat.decode(example.token_ids[~example.loss_mask].tolist()) == chat.decode(told(chat, messages))
+    assert chat.decode(example.token_ids[~example.loss_mask].tolist()) == chat.decode(around(chat, messages))
     ends = [chat.profile.call_end, chat.profile.answer_end]
     trained = chat.decode(example.token_ids[example.loss_mask].tolist())
     assert [trained.count(end) for end in dict.fromkeys(ends)] == ([2] if ends[0] == ends[1] else [1, 1])
@@ -135,7 +135,7 @@ def test_what_others_say_never_becomes_a_control_token(chat: TokenizerChat, cont
     messages = [*MESSAGES]
     messages[place] = {**messages[place], "content": content}
     (example,) = rows_of(chat, messages)
-    assert example.token_ids[~example.loss_mask].tolist() == told(chat, messages)
+    assert example.token_ids[~example.loss_mask].tolist() == around(chat, messages)
     text = chat.decode(example.token_ids.tolist())
     assert text == chat.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
 

@@ -328,8 +328,8 @@ async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(
     await sft_run(tmp_path, learner, sft__steps=12)  # two epochs
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert len(rows) == 12 and learner.steps == 10
-    told = [line for line in logged if "loss nan" in line]
-    assert len(told) == 2 and all("not applied" in line for line in told)
+    warnings = [line for line in logged if "loss nan" in line]
+    assert len(warnings) == 2 and all("not applied" in line for line in warnings)
     (end,) = RunDir(tmp_path).checkpoints("sft")
     assert end.step == 12 and read_json(end.path / "progress.json")["policy_version"] == 10
 
@@ -880,14 +880,14 @@ async def test_rollouts_ahead_of_a_stages_early_end_are_abandoned_by_id(tmp_path
     assert faults(tmp_path) == []
 
 
-async def test_another_staleness_and_one_beyond_the_stage_are_told(tmp_path: Path, logged: list[str]):
+async def test_another_staleness_and_one_beyond_the_stage_are_logged(tmp_path: Path, logged: list[str]):
     for staleness, steps in ((0, 2), (5, 4)):
         config = stage("stage1", steps=steps, staleness=staleness)
         with RunDir.open(tmp_path, "stage1", asdict(config), may_differ=("staleness", "steps")) as run_dir:
             (run_dir.path / "finished" / "stage1.json").unlink(missing_ok=True)
             await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
-    told = [line for line in logged if "--staleness" in line]
-    assert len(told) == 2 and "5 now, 0 when" in told[0] and "4 steps" in told[1]
+    warnings = [line for line in logged if "--staleness" in line]
+    assert len(warnings) == 2 and "5 now, 0 when" in warnings[0] and "4 steps" in warnings[1]
 
 
 def test_training_on_older_weights_needs_a_correction():

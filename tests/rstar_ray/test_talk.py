@@ -100,7 +100,7 @@ async def test_streamed_text_is_the_decoded_text_and_takes_linear_time(monkeypat
         ([], {"context_tokens": 3}, "refused"),
     ],
 )
-async def test_every_way_to_end_is_told(chat: TokenizerChat, turns: list[str], limits: dict[str, int], stop: str):
+async def test_every_way_to_end_is_reported(chat: TokenizerChat, turns: list[str], limits: dict[str, int], stop: str):
     heard = await heard_of(chat, Script(chat, *turns), **limits)
     assert (heard[-1].kind, heard[-1].text) == ("end", stop)
 

@@ -153,7 +153,7 @@ def test_in_any_tree_of_requests_each_prompt_is_a_stored_line_and_what_follows_i
     conversations: list[list[dict[str, Any]]] = [[{"role": "user", "content": "What is it?"}]]
     for which, kind in steps:
         messages = conversations[which % len(conversations)]
-        if kind == 1:  # compaction: the end alone, told again
+        if kind == 1:  # compaction: the end alone, sent again
             messages = [{"role": "user", "content": f"So far: {len(messages)}"}]
         elif kind == 2:  # an edited message of the user
             messages = [*messages[:-1], {"role": "user", "content": "Once more."}]

@@ -45,8 +45,8 @@ def test_what_the_learner_saw_stands_with_the_tokens_of_its_turn(tmp_path: Path)
     write_trajectories(path, [RECOVERED, replace(RECOVERED, summary=OTHER)], decode, seen=seen)
     row, other = read_rows(path)
     assert [len(turn["entropies"]) for turn in row["turns"]] == [turn["num_tokens"] for turn in row["turns"]]
-    told = [entropy for turn in row["turns"] for entropy in turn["entropies"]]
-    assert told == pytest.approx(entropies.tolist(), rel=5e-3)
+    written = [entropy for turn in row["turns"] for entropy in turn["entropies"]]
+    assert written == pytest.approx(entropies.tolist(), rel=5e-3)
     assert row["turns"][0]["logprob_diffs"][:3] == [-1.23e-06, None, -1.23e-06]
     assert {(turn["entropies"], turn["logprob_diffs"]) for turn in other["turns"]} == {(None, None)}
 

@@ -403,9 +403,9 @@ for pid in {others!r} + [os.getppid()]:
     ):
         try: look(pid)
         except (OSError, ZeroDivisionError): continue
-        print("told of", pid)
+        print("saw", pid)
 for uid in (0, 1, {os.getuid()}):
-    print("told of the user", uid) if not refused(os.getpriority, os.PRIO_USER, uid) else None
+    print("saw the user", uid) if not refused(os.getpriority, os.PRIO_USER, uid) else None
 print("done", os.getpriority(os.PRIO_PROCESS, 0) >= 0, time.thread_time() > 0)
 """
     return await expect(pool, code, "done True True\n")

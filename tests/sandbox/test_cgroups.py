@@ -80,7 +80,7 @@ def test_a_group_that_was_prepared_beside_ours_is_used(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("run", "run/main"))
     (tmp_path / "run/main/cgroup.procs").write_text("1\n2\n")
     groups = found(tree, "run/main")
-    assert groups._place and groups.told.startswith("memory, processes and CPU time")
+    assert groups._place and groups.description.startswith("memory, processes and CPU time")
     assert ("run/cgroup.subtree_control", "+memory +pids") in tree.writes
     path = groups.make(3, max_processes=64)
     assert path == str(tmp_path / "run/sandbox-x-3")
@@ -101,7 +101,7 @@ def test_who_is_not_alone_moves_nobody(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("scope",))
     (tmp_path / "scope/cgroup.procs").write_text(f"{os.getpid()}\n4711\n")
     groups = found(tree, "scope")
-    assert not groups._place and "busy" in groups.told
+    assert not groups._place and "busy" in groups.description
     assert (tmp_path / "scope/cgroup.procs").read_text() == f"{os.getpid()}\n4711\n"
 
 
@@ -113,18 +113,18 @@ def test_who_is_not_alone_moves_nobody(tmp_path: Path):
         (("run",), "", "no controller for memory and pids"),
     ],
 )
-def test_without_delegation_there_are_none_and_the_reason_is_told(
+def test_without_delegation_there_are_none_and_the_reason_is_given(
     tmp_path: Path, delegated: tuple[str, ...], controllers: str, reason: str
 ):
     groups = found(FakeTree(tmp_path, delegated=delegated, controllers=controllers), "run")
-    assert not groups._place and groups.told.startswith("none: ") and reason in groups.told
+    assert not groups._place and groups.description.startswith("none: ") and reason in groups.description
     assert groups.make(1, 64) == "" and not groups.ran_out(1) and groups.sweep()
     groups.bound(1, 100)
     groups.remove(1)
 
 
-def test_no_v2_is_told():
-    assert find_groups("x", own="").told == "none: no cgroup v2 is mounted here"
+def test_no_v2_is_reported():
+    assert find_groups("x", own="").description == "none: no cgroup v2 is mounted here"
 
 
 def test_a_group_goes_once_its_last_process_has_gone(tmp_path: Path):
@@ -167,7 +167,7 @@ async def test_a_program_with_processes_joins_and_is_held_to_the_cpu_time_of_its
     tree = FakeTree(tmp_path, delegated=("run",))
     groups = found(tree, "run")
     async with derived.pool(groups, slots=1, spare_cells=0, warm=("lean",)) as pool:
-        assert pool.report.facts["cgroup"] == groups.told
+        assert pool.report.facts["cgroup"] == groups.description
         (path,) = [entry for entry in (tmp_path / "run").iterdir() if entry.is_dir()]
         (path / "cgroup.procs").write_text("")  # as if who had tried to join had gone
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
@@ -220,7 +220,7 @@ async def test_who_may_not_join_runs_without(tmp_path: Path):
 async def test_a_real_group_bounds_the_memory_of_a_whole_tree():
     groups = find_groups("sandbox-test")
     if not groups._place:
-        pytest.skip(f"not run: {groups.told} ({own_group() or 'no group'})")
+        pytest.skip(f"not run: {groups.description} ({own_group() or 'no group'})")
     code = """
     #include <stdlib.h>
     #include <string.h>

@@ -61,8 +61,8 @@ def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("here.json").write_text("print(1)")
     assert main(said.split()) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(line) and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(line) and printed.count("\n") == 1
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -262,7 +262,7 @@ async def test_a_stolen_byte_is_nothing_yet_and_not_the_end():
     stream = Stream()
     try:
         os.write(writing, b"x")
-        os.read(reading, 1)  # by the program, after the cell was told that there is something
+        os.read(reading, 1)  # by the program, after the cell was notified that there is something
         assert stream.read(reading) is None
         os.write(writing, b"y")
         assert (stream.read(reading), stream.read(reading)) == (1, None)

@@ -141,8 +141,8 @@ async def test_status_ping_and_metrics(http: aiohttp.ClientSession, url: str):
     async with http.get(f"{url}/metrics") as answer:
         text = await answer.text()
     assert 'sandbox_calls_total{outcome="ok"}' in text
-    told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
-    assert {f"rstar_{name}" for name in told} == {
+    typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert {f"rstar_{name}" for name in typed} == {
         metric.exported_name for metric in METRICS if metric.group == "sandbox"
     }
 

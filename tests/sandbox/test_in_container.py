@@ -81,5 +81,5 @@ def test_where_the_host_allows_no_user_namespaces_its_switch_is_named():
     ],
 )
 def test_each_obstacle_has_its_mend(host: Host, flag: str):
-    (told,) = obstacles(host)
-    assert flag in told and told in fix_for(IsolationLevel.NAMESPACES, host)
+    (obstacle,) = obstacles(host)
+    assert flag in obstacle and obstacle in fix_for(IsolationLevel.NAMESPACES, host)

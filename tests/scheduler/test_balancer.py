@@ -180,9 +180,9 @@ def test_a_cached_prompt_and_a_move_are_reasons_of_their_own():
     assert list(reasons(balancer).values())[1] == "the prompt is cached there"
     balancer = fleet("expected_kv", replicas=1)
     balancer.submit([load("a"), load("b"), load("c", group="other")])
-    told = reasons(balancer)
-    assert told["b"] == "most room by expected KV, its siblings' prompt being cached there"
-    assert told["c"] == "most room by expected KV"
+    given = reasons(balancer)
+    assert given["b"] == "most room by expected KV, its siblings' prompt being cached there"
+    assert given["c"] == "most room by expected KV"
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "static"])

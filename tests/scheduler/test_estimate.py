@@ -23,8 +23,8 @@ def test_a_gap_in_which_nobody_ends_is_learned_as_a_gap():
     assert estimate.survival(fresh, np.array([1_100.0]), np.array([4_300.0]))[0, 0] > 0.95
 
 
-def test_what_is_still_to_come_is_told_without_bias_and_with_the_right_spread():
-    """Running groups at one age, told by a thousand earlier rollouts: the sum alive later, against what happens."""
+def test_what_is_still_to_come_is_estimated_without_bias_and_with_the_right_spread():
+    """Running groups at one age, by a thousand earlier rollouts: the sum alive later, against what happens."""
     rng = np.random.default_rng(3)
 
     def lengths(groups: int) -> list[list[float]]:

@@ -60,7 +60,7 @@ def test_an_estimate_that_was_taught_answers_and_goes_on_as_the_one_that_saw_it_
     assert restored.past() == unbroken.past() and survivals(restored) == survivals(unbroken)
 
 
-def test_what_has_ended_since_the_last_version_is_told_whole_and_fades_with_the_next_one_there_as_here():
+def test_what_has_ended_since_the_last_version_is_sent_whole_and_fades_with_the_next_one_there_as_here():
     """After a step whose update was not applied no version comes."""
     unbroken, restored = LengthEstimate(MOST), LengthEstimate(MOST)
     step(unbroken, 1)

@@ -46,14 +46,14 @@ EACH = "{% for m in messages %}"
         ),
     ],
 )
-def test_a_template_that_lacks_something_is_told_of(
+def test_a_template_that_lacks_something_is_reported(
     template: str, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = folder_of("qwen3-instruct", tmp_path)
     (folder / "chat_template.jinja").write_text(template)
     assert main([str(folder)]) == 0
-    told = capsys.readouterr().out
-    assert [line for line in said if line not in told] == []
+    printed = capsys.readouterr().out
+    assert [line for line in said if line not in printed] == []
 
 
 @pytest.mark.parametrize(

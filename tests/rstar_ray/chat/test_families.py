@@ -126,13 +126,13 @@ def test_prompt_and_results_are_the_tokens_that_the_template_writes(name: str):
     chat = chat_of_family(name)
     profile = chat.profile
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}]
-    tools = chat._told  # pyright: ignore[reportPrivateUsage]
+    tools = chat._schemas  # pyright: ignore[reportPrivateUsage]
     problem = Problem(id="p", problem="What is 1+1?", answer="2")
     assert chat.decode(chat.prompt_ids(problem)) == chat.renderer.render(messages, tools, opens=True)
     results = [{"role": "tool", "content": text} for text in ('2 "two"', "NameError\n  x")]
     whole = chat.renderer.render([*messages, calling(), *results], tools, opens=True)
-    told = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=str(one["content"])) for one in results])
-    assert whole.endswith(profile.call_end + chat.decode(told))
+    answered = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=str(one["content"])) for one in results])
+    assert whole.endswith(profile.call_end + chat.decode(answered))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -176,8 +176,8 @@ def test_the_reason_of_rstar2_holds_its_calls_but_not_its_answer():
     assert unclosed.spoken == "<answer>5</answer>"  # as the released code judges it
     done = chat.read(ids_of(chat, "<answer>0</answer></reason><answer>1</answer><|im_end|>"), after_tools=True)
     assert (done.calls, done.spoken) == ((), "<answer>1</answer>")
-    told = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
-    assert told == "\n<|im_start|>user\n<tool_response>7</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>"
+    answered = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
+    assert answered == "\n<|im_start|>user\n<tool_response>7</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>"
 
 
 def test_thinking_is_switched_where_the_template_has_a_switch():

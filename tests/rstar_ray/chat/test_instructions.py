@@ -1,4 +1,4 @@
-"""What a model is told of its tools is about those it has."""
+"""The instructions about tools name those that the model has."""
 
 from rstar_ray.chat.instructions import instructions
 from rstar_ray.chat.resolve import resolve

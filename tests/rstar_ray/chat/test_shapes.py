@@ -63,27 +63,27 @@ def calling(name: str = "python") -> dict[str, Any]:
         ("nemotron", "qwen_xml", ["thinks            in <think>, which the prompt opens"]),
     ],
 )
-def test_a_shape_is_told_of(
+def test_a_shape_is_reported(
     name: str, syntax: str, said: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main([str(folder_of(name, tmp_path))]) == 0
-    told = capsys.readouterr().out
-    assert [line for line in [f"calls             {syntax},", *said] if line not in told] == []
-    assert "⟦" in told and "note: SFT leaves" not in told
+    printed = capsys.readouterr().out
+    assert [line for line in [f"calls             {syntax},", *said] if line not in printed] == []
+    assert "⟦" in printed and "note: SFT leaves" not in printed
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_prompt_and_results_are_the_tokens_of_the_template_s_whole_text(name: str, tmp_path: Path):
     chat = chat_of_shape(name, tmp_path)
-    tools = [PYTHON_TOOL.told()]
+    tools = [PYTHON_TOOL.as_schema()]
     asked = [SYSTEM, {"role": "user", "content": PROBLEM.problem}]
     prompt = chat.renderer.render(asked, tools, opens=True)
     assert chat.prompt_ids(PROBLEM) == as_one_text(chat, prompt)
     results = [{"role": "tool", "content": text, "name": "python"} for text in ('2 "two"', "NameError\n  x")]
     whole = chat.renderer.render([*asked, calling(), *results], tools, opens=True)
-    told = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=str(one["content"])) for one in results])
+    answered = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=str(one["content"])) for one in results])
     ended = as_one_text(chat, chat.profile.call_end)[-1]
-    assert as_one_text(chat, whole)[-len(told) - 1 :] == [ended, *told]
+    assert as_one_text(chat, whole)[-len(answered) - 1 :] == [ended, *answered]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -143,8 +143,8 @@ def test_a_template_that_names_the_tool_in_its_results_names_the_one_there_is(tm
     from dataclasses import replace
 
     chat = chat_of_shape("names-the-tool", tmp_path)
-    told = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
-    assert told == "\n<|im_start|>tool python\n7<|im_end|>\n<|im_start|>assistant\n"
+    answered = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
+    assert answered == "\n<|im_start|>tool python\n7<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(
         ConfigError, match=r"--chat.template: it names the tool in each result, and 2 are in use. Hint: use"
     ):

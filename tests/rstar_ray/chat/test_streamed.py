@@ -18,7 +18,7 @@ def shown(pieces: list[str], **how: object) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1_000])
-def test_thoughts_and_words_are_told_apart_and_calls_kept_back(size: int):
+def test_thoughts_and_words_are_distinguished_and_calls_kept_back(size: int):
     text = 'Let < me <think>so </thin k</think>\nsay 1 < 2.\n<tool_call>{"a": "<think>"}</tool_call> and on <'
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert shown(pieces) == [("said", "Let < me "), ("thought", "so </thin k"), ("said", "\nsay 1 < 2.\n and on <")]

@@ -345,8 +345,8 @@ async def test_a_problem_that_names_its_rule_is_judged_by_it_whatever_the_others
     ask = judge()
     letter = Problem(id="g", problem="?", answer="C", reward="choice")
     assert (await ask(answer("C) 12"), letter)).reward == 1.0 and (await ask(answer("B"), letter)).reward == 0.0
-    told = [{"name": "punctuation:no_comma", "asked": {}}, {"name": "startend:quotation", "asked": {}}]
-    instructions = Problem(id="i", problem="?", answer=json.dumps(told), reward="instructions")
+    checks = [{"name": "punctuation:no_comma", "asked": {}}, {"name": "startend:quotation", "asked": {}}]
+    instructions = Problem(id="i", problem="?", answer=json.dumps(checks), reward="instructions")
     assert (await ask('<think>a, b</think>"No."', instructions)).reward == 1.0
     assert (await ask("No.", instructions)).reward == 0.0
     assert (await judge(partial=True)("No.", instructions)).reward == 0.5

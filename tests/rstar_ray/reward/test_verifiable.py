@@ -119,7 +119,7 @@ def test_a_truth_that_says_nothing_verifiable_is_refused(truth: str, message: st
         *(("ja", "猫は机の上にいます"), ("zh", "猫在桌子上")),
     ],
 )
-def test_a_language_is_told_from_the_others(code: str, text: str):
+def test_a_language_is_distinguished_from_the_others(code: str, text: str):
     assert is_language(text, code)
     assert not any(is_language(text, other) for other in ("en", "de", "hi", "ru", "ar", "ko") if other != code)
     assert not is_language(text, "xx")

@@ -37,14 +37,14 @@ def _usable(text: str) -> bool:
 PROBLEMS = {problem.problem: problem for problem in generate_problems(0, "sft", 8_000)}
 
 
-def _told(conversations: list[list[Message]]) -> list[tuple[bool, bool, float]]:
+def _figures(conversations: list[list[Message]]) -> list[tuple[bool, bool, float]]:
     """(first call failed, right, results its answer takes) of every conversation with a problem."""
-    told: list[tuple[bool, bool, float]] = []
+    figures: list[tuple[bool, bool, float]] = []
     for messages in conversations:
         if problem := PROBLEMS.get(messages[0]["content"]):
             failed = not _usable(messages[2]["content"])
-            told.append((failed, _boxed(messages) == problem.answer, problem.difficulty))
-    return told
+            figures.append((failed, _boxed(messages) == problem.answer, problem.difficulty))
+    return figures
 
 
 def _share(flags: list[bool]) -> float:
@@ -56,23 +56,23 @@ async def test_conversations_have_the_shares_of_the_teacher():
     teacher = TinyConfig(drills=0.3, slips=0.5, failures=0.3, wasted=0)
     conversations = await generate_conversations(0, 3000, InProcess(), teacher=teacher)
     assert sum(_num_calls(messages) == 0 for messages in conversations) / 3000 == pytest.approx(0.3, abs=0.03)
-    told = _told(conversations)
-    assert _share([failed for failed, *_ in told]) == pytest.approx(0.3, abs=0.03)
-    assert _share([right for _, right, results in told if results == 1]) == pytest.approx(0.52, abs=0.05)
-    assert _share([right for _, right, results in told if results == 2]) == pytest.approx(0.30, abs=0.06)
-    assert _share([right for _, right, results in told if results == 3]) == pytest.approx(0.18, abs=0.06)
+    figures = _figures(conversations)
+    assert _share([failed for failed, *_ in figures]) == pytest.approx(0.3, abs=0.03)
+    assert _share([right for _, right, results in figures if results == 1]) == pytest.approx(0.52, abs=0.05)
+    assert _share([right for _, right, results in figures if results == 2]) == pytest.approx(0.30, abs=0.06)
+    assert _share([right for _, right, results in figures if results == 3]) == pytest.approx(0.18, abs=0.06)
 
 
 @pytest.mark.long
 async def test_in_the_neutral_world_a_failed_first_call_says_nothing_about_the_answer():
-    told = _told(await generate_conversations(0, 6000, InProcess(), teacher=TinyConfig(drills=0)))
-    after, without = ([right for failed, right, _ in told if failed is which] for which in (True, False))
+    figures = _figures(await generate_conversations(0, 6000, InProcess(), teacher=TinyConfig(drills=0)))
+    after, without = ([right for failed, right, _ in figures if failed is which] for which in (True, False))
     assert abs(_share(after) - _share(without)) < 0.05
 
 
 async def test_coupling_makes_the_answer_wrong_after_a_failed_first_call():
-    told = _told(await generate_conversations(0, 3000, InProcess(), teacher=TinyConfig(drills=0, coupling=0.8)))
-    after, without = ([right for failed, right, _ in told if failed is which] for which in (True, False))
+    figures = _figures(await generate_conversations(0, 3000, InProcess(), teacher=TinyConfig(drills=0, coupling=0.8)))
+    after, without = ([right for failed, right, _ in figures if failed is which] for which in (True, False))
     assert _share(after) < 0.4 * _share(without)
 
 

@@ -246,7 +246,7 @@ async def test_what_a_tool_says_is_our_failure_is_no_outcome_and_the_state_of_th
 
 
 class Game:
-    """Ends with a reward at the third turn; a bad one where it is told to."""
+    """Ends with a reward at the third turn; a bad one where asked to."""
 
     async def start(self, problem: Problem) -> None:
         self.left = int(problem.answer)
@@ -307,7 +307,7 @@ async def test_a_reply_with_something_odd_in_it_is_an_outcome_that_names_the_env
 
 
 class Points(Game):
-    """Gives what was earned where a limit ends it, or does what it is told to then."""
+    """Gives what was earned where a limit ends it, or does what it is asked to then."""
 
     earned = 0
 
@@ -337,7 +337,7 @@ def at_the_end(memory: ToolMemory | None = None) -> HostCall:
     )
 
 
-async def test_an_environment_is_told_of_the_end_in_the_state_that_the_rollout_was_in():
+async def test_an_environment_receives_the_end_in_the_state_that_the_rollout_was_in():
     host = ToolHost(environment=Points)
     said = [HostCall(arguments={"said": "a"}, rollout_id="r", holder="a", problem=PROBLEM)]
     first = await host.call(said[0])

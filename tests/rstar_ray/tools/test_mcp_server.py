@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol, real ones: they die, have many tools or odd ones, want to be told things."""
+"""Servers of the Model Context Protocol, real ones: they die, have many tools or odd ones, require settings."""
 
 import asyncio
 import json

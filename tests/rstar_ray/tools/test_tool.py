@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused_in_one_line_that_names_the_tool(changes: d
         ({"query": "x", "more": 1}, '"more" is unknown; the arguments are query, limit, kind'),
     ],
 )
-def test_arguments_that_do_not_fit_are_told_to_the_model(arguments: dict[str, Any], fault: str | None):
+def test_arguments_that_do_not_fit_are_reported_to_the_model(arguments: dict[str, Any], fault: str | None):
     properties = {"query": {"type": "string"}, "limit": {"type": "integer"}, "kind": {"enum": ["long", "short"]}}
     assert argument_fault(arguments, {"type": "object", "properties": properties, "required": ["query"]}) == fault
 
