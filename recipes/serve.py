@@ -24,7 +24,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from actors.launch.exit_status import status_of
-from actors.talk.http_listener import given_token, listening, refuse_port, refuse_taken, until_interrupted
+from actors.talk.http_listener import body_of, given_token, listening, refuse_port, refuse_taken, until_interrupted
 from actors.talk.policy_answers import PolicyAnswers
 from actors.talk.talker import TalkConfig, Talker, own_engine, own_talker
 from rstar_ray.agent import chat_request, messages_request
@@ -220,7 +220,7 @@ class Server:
         self._talks += 1
         dialect, name, model = dialect_of(request), secrets.token_hex(12), self._options.model
         try:
-            asked = dialect.read(await _body(request))
+            asked = dialect.read(await body_of(request))
             if asked.model not in ("", ALIAS, model, Path(model).name):
                 known = f"{model} and {ALIAS}"
                 text = f"model: {asked.model[:100]!r} is not served here. Hint: the model is known as {known}"
@@ -261,15 +261,6 @@ class Server:
             await response.write(events.failed(str(failed)))
         await response.write_eof()
         return response
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except (web.HTTPException, ConnectionError):
-        raise
-    except Exception as unreadable:  # such as invalid gzip
-        raise BadRequest("the body cannot be read") from unreadable
 
 
 def delta_of(heard: Heard) -> dict[str, str]:

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
+from actors.talk.http_listener import body_of
 from rstar_ray.agent import chat_request, messages_request
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, read_request
 from rstar_ray.agent.endpoint import MODEL
@@ -67,7 +67,7 @@ class AgentEndpoint:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         session, anthropic = self._session(request), _is_anthropic(request)
-        body = await _body(request)
+        body = await body_of(request)
         asked = messages_request.read_messages(body) if anthropic else read_request(body)
         if asked.model not in ("", MODEL):
             text = f"model: {asked.model[:100]!r} is not served here. Hint: the model's name is {MODEL}"
@@ -101,12 +101,6 @@ async def _streamed(request: web.Request, asked: ChatRequest, end: Finished, nam
     await response.write(b"".join((events.begin(), *map(events.delta, parts), events.end(end))))
     await response.write_eof()
     return response
-
-
-async def _body(request: web.Request) -> bytes:
-    with suppress(UnicodeDecodeError, ValueError):
-        return await request.read()
-    raise BadRequest("the body cannot be read")
 
 
 def _is_anthropic(request: web.Request) -> bool:

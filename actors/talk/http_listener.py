@@ -11,9 +11,20 @@ from typing import Any
 
 from aiohttp import web
 
+from rstar_ray.agent.chat_request import BadRequest
 from rstar_ray.errors import ConfigError
 
 TOKEN_VARIABLE = "RSTAR_RAY_TOKEN"
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Raises `BadRequest` for a body that cannot be read, and aiohttp's own errors."""
+    try:
+        return await request.read()
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as unreadable:  # such as invalid gzip
+        raise BadRequest("the body cannot be read") from unreadable
 
 
 def given_token() -> str:

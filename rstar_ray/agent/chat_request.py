@@ -86,7 +86,7 @@ def request_of(fields: Mapping[str, Any]) -> ChatRequest:
         if fields.get(name) is not None and fields[name] not in without_effect:
             raise BadRequest(f"{name}: not supported by this server (got {_short(fields[name])}). Hint: leave it out")
     read = _conversation(fields)
-    max_tokens = _number(fields, "max_completion_tokens", _number(fields, "max_tokens", 0, 0, 10**9), 0, 10**9)
+    max_tokens = _number(fields, "max_completion_tokens", _number(fields, "max_tokens", 0, 1, 10**9), 1, 10**9)
     model, options = fields.get("model"), fields.get("stream_options") or {}
     if not isinstance(model, str | None):
         raise BadRequest(f"model: must be a string (got {_short(model)})")

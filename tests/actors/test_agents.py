@@ -301,6 +301,10 @@ async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout
                     assert (await reply.json())["error"]["message"]
             async with http.post("chat/completions", json=good, headers={"Authorization": "Bearer x"}) as reply:
                 statuses["key"] = reply.status
+            encoded = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Encoding": "gzip"}
+            async with http.post("chat/completions", data=io.BytesIO(b"no gzip"), headers=encoded) as reply:
+                statuses["gzip"] = reply.status
+                assert (await reply.json())["error"]["message"]
         many = await asyncio.gather(*(ask(endpoint, f"{number}") for number in range(3)))
         assert len({one.id for one in many}) == 3
         return 1.0
@@ -310,7 +314,8 @@ async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout
         assert len(state.turns) == 3 and state.reward == 1.0
         with pytest.raises(openai.APIStatusError) as late:
             await ask(kept[0], "after the end")
-    assert statuses == {"no JSON": 400, "big": 413, "model": 404, "n": 400, "image": 400, "context": 400, "key": 401}
+    bad = dict.fromkeys(("no JSON", "n", "image", "context", "gzip"), 400)
+    assert statuses == {**bad, "big": 413, "model": 404, "key": 401}
     assert late.value.status_code == 410
 
 

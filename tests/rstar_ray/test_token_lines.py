@@ -282,6 +282,8 @@ def test_a_stop_string_ends_the_turn_at_the_token_that_completes_it(size: int):
         ({"stream_options": 1}, "stream_options: must be an object"),
         ({"temperature": float("nan")}, "temperature: must be between"),
         ({"max_tokens": 1.5}, "max_tokens: must be an integer"),
+        ({"max_tokens": 0}, "max_tokens: must be between 1"),  # not the same as no limit
+        ({"max_completion_tokens": 0}, "max_completion_tokens: must be between 1"),
     ],
 )
 def test_a_request_that_cannot_be_answered_says_which_field(fields: dict[str, Any], problem: str):
