@@ -130,7 +130,7 @@ def fix_for(level: IsolationLevel, host: Host) -> str:
 
 INTERPRETER_HINT = "Hint: let this user read and execute that file, and enter every directory above it"
 # No level below is tried then: nobody has refused the one asked for.
-SLOW_MEND = (
+SLOW_HINT = (
     "Nothing was refused: the machine gave it too little time or memory. Try again with less beside it; if that does "
     "not help, see what hangs among the processes of this interpreter"
 )

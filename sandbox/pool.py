@@ -34,7 +34,7 @@ from sandbox.cgroups import Groups
 from sandbox.isolation import (
     INTERPRETER_HINT,
     SCRATCH_BYTES,
-    SLOW_MEND,
+    SLOW_HINT,
     IsolationLevel,
     IsolationReport,
     fix_for,
@@ -114,7 +114,7 @@ class SandboxPool:
             except (SandboxSlow, InterpreterFailed) as error:  # not a fault of the level
                 self._stop_everything()
                 await homes.close()
-                hint = SLOW_MEND if isinstance(error, SandboxSlow) else INTERPRETER_HINT
+                hint = SLOW_HINT if isinstance(error, SandboxSlow) else INTERPRETER_HINT
                 raise SandboxError(f"the sandbox does not start: {error}. {hint}.") from error
             except SandboxError as error:
                 declined.append(f"{level}: {error}")

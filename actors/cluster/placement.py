@@ -222,12 +222,12 @@ async def place(layout: Layout, *, deadline_s: float = PLACEMENT_DEADLINE_S) -> 
         state = placement_group_table(group)["stats"]["scheduling_state"]
         remove_placement_group(group)
         raise ConfigError(
-            "placement", f"no room for {wanted} after {deadline_s:g} s ({state})", mend_for(state)
+            "placement", f"no room for {wanted} after {deadline_s:g} s ({state})", hint_for(state)
         ) from late
     return group
 
 
-def mend_for(scheduling_state: str) -> str:
+def hint_for(scheduling_state: str) -> str:
     """A hint for a placement group that Ray has not made, by its state."""
     if scheduling_state == "INFEASIBLE":
         return "add nodes, or lower what a replica and a rank take"

@@ -8,7 +8,7 @@ from typing import Any, Self, TextIO
 
 from rstar_ray.config.own_code import READ_LOOSELY
 from rstar_ray.evaluation.request_digest import digest_of
-from rstar_ray.run_dir.durable import mend_rows, read_rows, to_row
+from rstar_ray.run_dir.durable import read_rows, remove_torn_row, to_row
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
 
@@ -110,7 +110,7 @@ class ResultLog:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        mend_rows(self.path)
+        remove_torn_row(self.path)
         self._file = self.path.open("a", encoding="utf-8")
         return self
 

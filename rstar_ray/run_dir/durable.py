@@ -127,7 +127,7 @@ def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> 
 
     With `sync` the row is flushed to disk before the function returns.
     """
-    mend_rows(path)
+    remove_torn_row(path)
     new = not path.exists()
     with path.open("a", encoding="utf-8") as file:
         file.write(to_row(row))
@@ -138,7 +138,7 @@ def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> 
         sync_folder(path.parent)
 
 
-def mend_rows(path: Path) -> None:
+def remove_torn_row(path: Path) -> None:
     """Remove a torn last line."""
     if not path.exists():
         return
@@ -149,7 +149,7 @@ def mend_rows(path: Path) -> None:
 
 def cut_rows(path: Path, *, stage: str, after_step: int) -> int:
     """Drop the rows of `stage` with a step above `after_step`, in one atomic rewrite; returns the number of rows."""
-    mend_rows(path)
+    remove_torn_row(path)
     rows = read_rows(path)
     kept = [row for row in rows if row.get("stage") != stage or row["step"] <= after_step]
     if len(kept) < len(rows):

@@ -71,7 +71,7 @@ async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn
     assert logged[1:] == ["every part has a node again"]
 
 
-async def test_a_wait_without_end_for_a_node_ends_the_run_and_names_the_mend(stand_in: StandIn):
+async def test_a_wait_without_end_for_a_node_ends_the_run_and_names_the_fix(stand_in: StandIn):
     stand_in.places[0].set_result(None)
     with pytest.raises(
         RStarError, match=r"learner/rank-1 had no node for 0\.1 s .*--on-insufficient-resources scale-down"

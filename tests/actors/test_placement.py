@@ -65,7 +65,7 @@ def test_weights_go_the_way_that_the_placement_allows(scale: str, values: dict[s
          r"ipc needs one rank on each engine's GPU .got 2 ranks, 3 engines.. Hint: give auto"),
     ],
 )  # fmt: skip
-def test_a_way_for_weights_that_the_placement_does_not_allow_is_refused_with_the_mend(
+def test_a_way_for_weights_that_the_placement_does_not_allow_is_refused_with_the_fix(
     scale: str, values: dict[str, Any], said: str
 ):
     with pytest.raises(ConfigError, match=rf"--learner\.weights-by: {said}"):

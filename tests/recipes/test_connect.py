@@ -29,20 +29,20 @@ def test_a_ray_that_is_too_slow_to_start_is_a_line_and_any_other_fault_keeps_its
         connect.connect()
 
 
-MEND = "bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by RAY_AUTH_TOKEN_PATH"
+FIX = "bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by RAY_AUTH_TOKEN_PATH"
 
 
 @pytest.mark.parametrize(
     ("environment", "refused"),
     [
-        ({}, f"token: {Path.home()}/.ray/auth_token is not the token of the cluster at head:6379. Hint: {MEND}"),
+        ({}, f"token: {Path.home()}/.ray/auth_token is not the token of the cluster at head:6379. Hint: {FIX}"),
         (
             {"RAY_AUTH_TOKEN_PATH": "/mine"},
-            f"RAY_AUTH_TOKEN_PATH: /mine is not the token of the cluster at head:6379. Hint: {MEND}",
+            f"RAY_AUTH_TOKEN_PATH: /mine is not the token of the cluster at head:6379. Hint: {FIX}",
         ),
         (
             {"RAY_AUTH_TOKEN": "x", "RAY_AUTH_TOKEN_PATH": "/mine"},
-            f"RAY_AUTH_TOKEN: it is not the token of the cluster at head:6379. Hint: unset it, and {MEND}",
+            f"RAY_AUTH_TOKEN: it is not the token of the cluster at head:6379. Hint: unset it, and {FIX}",
         ),
         (
             {"RAY_AUTH_MODE": "Disabled"},

@@ -69,7 +69,7 @@ def refusal(*arguments: str) -> str:
         (["--sft.warmup-share", "0.9", "--sft.steps", "4"], "--sft.warmup-share", "--sft.steps"),
     ],
 )
-def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, hint: str):
+def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_fix(arguments: list[str], named: str, hint: str):
     """How a command line says it."""
     line = refusal(*arguments)
     assert line.startswith(named) and hint in line and "\n" not in line

@@ -128,7 +128,7 @@ def test_the_live_page_answers_the_mouse(run_path: Path, tmp_path: Path):
     served(run_path, look)
 
 
-def test_what_cannot_be_served_is_one_line_with_the_mend(
+def test_what_cannot_be_served_is_one_line_with_the_fix(
     run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "empty").mkdir()

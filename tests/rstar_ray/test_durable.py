@@ -21,7 +21,7 @@ def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_torn_last_row_is_left_out_and_mended_by_the_next_append(tmp_path: Path):
+def test_a_torn_last_row_is_left_out_and_removed_by_the_next_append(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     append_row(path, {"step": 1})
     with path.open("a") as file:

@@ -97,7 +97,7 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path):
         pass
 
 
-def test_a_file_system_without_locks_is_refused_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_is_refused_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(file: object, kind: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -121,7 +121,7 @@ def files_end_at(num_bytes: int) -> Generator[None, None, None]:
 
 
 @pytest.mark.parametrize(("name", "room"), [(".lock", 0), ("config.json", 4_096)])
-def test_a_full_disk_at_the_beginning_is_refused_by_its_path_with_the_mend_and_leaves_nothing_in_the_way(
+def test_a_full_disk_at_the_beginning_is_refused_by_its_path_with_the_fix_and_leaves_nothing_in_the_way(
     tmp_path: Path, name: str, room: int
 ):
     config = CONFIG | {"model": "x" * 100_000}

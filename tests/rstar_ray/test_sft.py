@@ -189,7 +189,7 @@ def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path,
     assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
 
 
-def test_many_epochs_that_nobody_asked_for_are_refused_with_both_mends():
+def test_many_epochs_that_nobody_asked_for_are_refused_with_both_fixes():
     asked = SftConfig(steps=5_200, data="here/mine.jsonl")
     refuse_many_epochs(asked, 66_560)
     with pytest.raises(ConfigError) as refused:

@@ -459,7 +459,7 @@ async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path, logge
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == last["step"]
 
 
-async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_mend(tmp_path: Path):
+async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_fix(tmp_path: Path):
     config = stage("stage1", max_empty_steps=3)
     with pytest.raises(RStarError, match=r"3 steps in a row, to step 3, .* 100 % of the groups are all right.*--drop"):
         await run_stage(config, SkilledPolicy(skill=1.0, slip=0.0), tmp_path / "right")

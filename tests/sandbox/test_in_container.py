@@ -40,7 +40,7 @@ def reached(user: str, place: str, level: str, *, covered: bool = True) -> dict[
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_where_a_container_refuses_namespaces_the_flags_that_mend_it_are_named(user: str):
+def test_where_a_container_refuses_namespaces_the_flags_that_fix_it_are_named(user: str):
     found = reached(user, "docker", "namespaces")
     assert found["seccomp"] == "2"
     assert "namespaces: PermissionError: [Errno 1] unshare: Operation not permitted" in found["refused"]
@@ -80,6 +80,6 @@ def test_where_the_host_allows_no_user_namespaces_its_switch_is_named():
         (Host(unprivileged="0"), "kernel.unprivileged_userns_clone=1"),
     ],
 )
-def test_each_obstacle_has_its_mend(host: Host, flag: str):
+def test_each_obstacle_has_its_fix(host: Host, flag: str):
     (obstacle,) = obstacles(host)
     assert flag in obstacle and obstacle in fix_for(IsolationLevel.NAMESPACES, host)

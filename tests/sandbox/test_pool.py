@@ -232,7 +232,7 @@ async def test_a_shortage_of_descriptors_passes():
         assert (await pool.run(ExecutionRequest(code="print('back')"))).stdout == "back\n"
 
 
-async def test_an_impossible_level_refuses_to_start_with_the_mend():
+async def test_an_impossible_level_refuses_to_start_with_the_fix():
     with pytest.raises(SandboxError, match="does not start"):
         await derived.pool(python="/bin/false", warm=LEAN).start()
 

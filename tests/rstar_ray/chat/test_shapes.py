@@ -151,7 +151,7 @@ def test_a_template_that_names_the_tool_in_its_results_names_the_one_there_is(tm
         load_chat(tmp_path, ChatConfig(), instruct=True, tools=[PYTHON_TOOL, replace(PYTHON_TOOL, name="other")])
 
 
-def test_thoughts_where_the_prompt_closes_them_are_left_out_with_the_mend(tmp_path: Path):
+def test_thoughts_where_the_prompt_closes_them_are_left_out_with_the_fix(tmp_path: Path):
     chat = chat_of_shape("deepseek-3.1", tmp_path)
     said = {"role": "assistant", "content": "a", "reasoning_content": "hm"}
     one = conversation({"messages": [{"role": "user", "content": "q"}, said]}, "x")

@@ -20,7 +20,7 @@ from rstar_ray.tiny.tiny_problems import Question
         (Failing.ZERO, "integer division or modulo by zero"),
     ],
 )
-def test_a_call_that_fails_prints_what_is_to_be_mended(failing: Failing, said: str):
+def test_a_call_that_fails_prints_what_is_to_be_fixed(failing: Failing, said: str):
     with pytest.raises(Exception) as raised:
         exec(compile(fail("print(abs(4-9))", failing), "<tool>", "exec"), {})
     assert said in str(raised.value)
