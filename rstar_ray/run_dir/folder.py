@@ -24,7 +24,7 @@ from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, unwritable, write_json
 from rstar_ray.run_dir.lock import lock
-from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
+from rstar_ray.run_dir.manifest import QUARANTINED, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
 from rstar_ray.run_dir.tail import GrowingRows
 
 log = logging.getLogger(__name__)
@@ -258,7 +258,7 @@ class RunDir:
                 return _checkpoint(folder)
             damaged[folder] = wrong
         known = [f"{folder.name}: {wrong}" for folder, wrong in damaged.items()]
-        known += [folder.name for folder in _folders(self.checkpoints_path, f"{SET_ASIDE}{stage}-step-")]
+        known += [folder.name for folder in _folders(self.checkpoints_path, f"{QUARANTINED}{stage}-step-")]
         if known:
             problem = f"{self.checkpoints_path} has no whole checkpoint of {stage} ({_listed(known, '; ')})"
             raise ConfigError("--run-dir", problem, NONE_WHOLE)
@@ -473,10 +473,10 @@ def _checkpoint(whole: Path) -> Checkpoint:
 
 def _quarantine(damaged: Mapping[Path, str]) -> None:
     for folder, wrong in damaged.items():
-        aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        log.info(f"checkpoint {folder.name} is not whole and is quarantined as {aside.name}: {wrong}")
+        quarantined = folder.with_name(f"{QUARANTINED}{folder.name}")
+        shutil.rmtree(quarantined, ignore_errors=True)
+        folder.rename(quarantined)
+        log.info(f"checkpoint {folder.name} is not whole and is quarantined as {quarantined.name}: {wrong}")
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:

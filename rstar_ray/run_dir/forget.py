@@ -7,7 +7,7 @@ from pathlib import Path
 from rstar_ray.agent.journal import choice_folder, evaluation_folder
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import cut_rows, read_rows, write_json
-from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
+from rstar_ray.run_dir.folder import QUARANTINED, RunDir
 from rstar_ray.stages import STAGES
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
     step = f"{stage}-step-*"
     found = [
         (run_dir.path / "finished", f"{stage}.json"),
-        *((run_dir.checkpoints_path, pattern) for pattern in (f".tmp-*{step}", step, f"{SET_ASIDE}{step}")),
+        *((run_dir.checkpoints_path, pattern) for pattern in (f".tmp-*{step}", step, f"{QUARANTINED}{step}")),
         *((run_dir.journal_path, pattern) for pattern in (step, choice_folder(stage), evaluation_folder(stage))),
         (run_dir.path, f"{stage}-problems.json"),
         *((run_dir.results_path, pattern) for pattern in (step, f"{stage}-filter-*")),

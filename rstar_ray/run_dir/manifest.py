@@ -17,7 +17,7 @@ from rstar_ray.run_dir.durable import read_json, write_json
 MANIFEST = "manifest.json"
 OWN_SHA256 = "sha256"
 """Key in a manifest: the checksum of its other entries."""
-SET_ASIDE = "damaged-"
+QUARANTINED = "damaged-"
 """Prefix of the folder of a quarantined checkpoint, which was found damaged."""
 DRIVER = "driver"
 MOST_READERS = 8
@@ -129,7 +129,7 @@ def _manifest_fault(manifest: dict[str, Any], folder: Path) -> str | None:
         return f"has other keys than stage, step, files and {OWN_SHA256}"
     if manifest[OWN_SHA256] != _checksum_of(rest):
         return "is not what was written: its own checksum differs"
-    stage, _, step = folder.name.removeprefix(SET_ASIDE).rpartition("-step-")
+    stage, _, step = folder.name.removeprefix(QUARANTINED).rpartition("-step-")
     if manifest["stage"] != stage or f"{manifest['step']:06d}" != step:
         return f"is of step {manifest['step']} of {manifest['stage']}, which is not its folder's name"
     return None

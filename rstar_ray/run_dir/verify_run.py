@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_object
-from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
+from rstar_ray.run_dir.folder import QUARANTINED, RunDir
 from rstar_ray.run_dir.ledger import ledger_faults
 from rstar_ray.run_dir.manifest import Unreadable, damage, writers
 from rstar_ray.run_dir.tail import GrowingRows
@@ -50,7 +50,7 @@ def _checkpoints(run_dir: RunDir) -> tuple[Steps, list[str]]:
             wrote = ", ".join(f"{count} of {writer}" for writer, count in sorted(writers(folder).items()))
             log.info(f"checkpoint {folder.name}: whole; files: {wrote}")
             stage, _, step = folder.name.rpartition("-step-")
-            if step.isdecimal() and not stage.startswith(SET_ASIDE):
+            if step.isdecimal() and not stage.startswith(QUARANTINED):
                 whole.setdefault(stage, []).append(int(step))
         else:
             found.append(f"checkpoint {folder.name}: {wrong}")

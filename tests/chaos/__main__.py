@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rstar_ray.run_dir.folder import SET_ASIDE
+from rstar_ray.run_dir.folder import QUARANTINED
 from rstar_ray.run_dir.verify_run import faults as faults_of_run
 from tests.chaos.campaign import OVER_S, Campaign, Case, summary
 from tests.chaos.faults import KINDS, Kind
@@ -24,12 +24,12 @@ from tests.chaos.run import REPOSITORY, Run, make_policy
 def verified(run: Run) -> list[str]:
     """What is wrong in the run directory, a line each.
 
-    What the run has set aside, or said is gone, is wrong rightly.
+    Checkpoints that the run has quarantined or reported missing are expected to be wrong.
     """
     found = faults_of_run(run.path)
     known = any("the row is missing" in line.line for line in run.said)
     return [
-        line for line in found if SET_ASIDE not in line and not (known and line.startswith("ledger.jsonl: the steps"))
+        line for line in found if QUARANTINED not in line and not (known and line.startswith("ledger.jsonl: the steps"))
     ]
 
 

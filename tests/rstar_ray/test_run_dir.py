@@ -316,7 +316,7 @@ def test_any_one_byte_of_a_manifest_that_is_another_is_named_or_changes_nothing(
 
 
 @pytest.mark.usefixtures("without_fsync")
-def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_another_steps_name_is_not(
+def test_a_whole_checkpoint_that_a_person_quarantined_is_whole_and_one_under_another_steps_name_is_not(
     tmp_path: Path, logged: list[str]
 ):
     (tmp_path / "metrics.jsonl").write_text("")
