@@ -448,18 +448,18 @@ def check(server: Server, before: tuple[int, int]) -> None:
     while True:
         assert server.alive, "the server ended"
         queue = json.loads(server.get("/status"))["queue"]
-        books = dict(line.rsplit(" ", 1) for line in server.get("/metrics").splitlines() if line[:1] != "#")
-        outcomes = sum(float(value) for name, value in books.items() if name.startswith("sandbox_calls_total"))
-        left = float(books["sandbox_accepted_total"]) - outcomes - float(books["sandbox_failed_total"])
+        metrics = dict(line.rsplit(" ", 1) for line in server.get("/metrics").splitlines() if line[:1] != "#")
+        outcomes = sum(float(value) for name, value in metrics.items() if name.startswith("sandbox_calls_total"))
+        left = float(metrics["sandbox_accepted_total"]) - outcomes - float(metrics["sandbox_failed_total"])
         descriptors, resident = server.descriptors(), server.resident_bytes()
         wrong = {
             "waiting": queue,
-            "running": float(books["sandbox_running"]),
+            "running": float(metrics["sandbox_running"]),
             "descriptors": max(0, descriptors - before[0] - MAX_NEW_DESCRIPTORS),
             "bytes": max(0, resident - before[1] - MAX_GROWTH_BYTES),
-            "cells lost": float(books["sandbox_cells_lost_total"]),
+            "cells lost": float(metrics["sandbox_cells_lost_total"]),
         }
         if not any(wrong.values()):
             return
-        assert time.monotonic() < end, f"{wrong} after {QUIET_S:g} s; {left:g} calls have no end in the books"
+        assert time.monotonic() < end, f"{wrong} after {QUIET_S:g} s; {left:g} calls have no end in /metrics"
         time.sleep(0.5)

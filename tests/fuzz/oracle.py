@@ -1,4 +1,4 @@
-"""What must hold whatever the programs did: nothing outside changed, nothing of them stayed, the books add up."""
+"""What must hold whatever the programs did: nothing outside changed, nothing of them stayed, the statistics add up."""
 
 import ast
 import asyncio
@@ -255,7 +255,7 @@ class Oracle:
         self.disk_peak = max(self.disk_peak, used_bytes(self._folder))
         if self.disk_peak > MAX_DISK_BYTES:
             found.append(f"{self.disk_peak} bytes of disk")
-        return found + books(self._stats, self._pool.stats())
+        return found + statistics_faults(self._stats, self._pool.stats())
 
     async def settled(self) -> list[str]:
         """What stays wrong with the machine although nothing runs any more."""
@@ -267,7 +267,7 @@ class Oracle:
             await asyncio.sleep(0.2)
 
 
-def books(before: PoolStats, now: PoolStats) -> list[str]:
+def statistics_faults(before: PoolStats, now: PoolStats) -> list[str]:
     """What a pool's own counts say against it, when it has nothing to do."""
     found = [
         f"{name} {getattr(before, name)} became {getattr(now, name)}"

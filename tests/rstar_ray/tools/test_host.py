@@ -68,8 +68,8 @@ async def test_a_megabyte_is_cut_at_its_middle():
     assert shortened("short", 100) == "short"
 
 
-class Tally:
-    """Joins what it was called with; `made` and `closed` say what became of all of them."""
+class Joined:
+    """Joins the texts of its calls; `made` and `closed` list the snapshots at start and end of all instances."""
 
     made: list[str | None] = []  # noqa: RUF012
     closed: list[str] = []  # noqa: RUF012
@@ -91,18 +91,18 @@ class Tally:
         self.closed.append(self.said)
 
 
-class Forgetful(Tally):
+class Forgetful(Joined):
     snapshot = None  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Tally.made.clear()
-    Tally.closed.clear()
+    Joined.made.clear()
+    Joined.closed.clear()
 
 
 def host_of(state: Any) -> ToolHost:
-    return ToolHost(Tool(name="tally", description="?", parameters=TEXT, state=state))
+    return ToolHost(Tool(name="joined", description="?", parameters=TEXT, state=state))
 
 
 async def say(
@@ -113,36 +113,36 @@ async def say(
 
 
 async def test_each_rollout_has_a_state_of_its_own_until_it_ends():
-    host = host_of(Tally)
+    host = host_of(Joined)
     first = await say(host, "a")
     assert (first.text, first.memory) == ("a", ToolMemory(calls=1, snapshot="a"))
     assert (await say(host, "x", rollout_id="other")).text == "x"
     second = await say(host, "b", first.memory)
     assert (second.text, second.memory) == ("ab", ToolMemory(calls=2, snapshot="ab"))
     await host.end("r", "a")
-    assert (Tally.made, Tally.closed, host.num_states) == ([None, None], ["ab"], 1)
+    assert (Joined.made, Joined.closed, host.num_states) == ([None, None], ["ab"], 1)
     await host.close()
-    assert Tally.closed == ["ab", "x"]
+    assert Joined.closed == ["ab", "x"]
 
 
 async def test_a_rollout_that_goes_back_to_its_last_finished_turn_finds_the_state_of_then():
-    host = host_of(Tally)
+    host = host_of(Joined)
     then = (await say(host, "a")).memory
     await say(host, "lost", then)
     again = await say(host, "b", then, holder="b")
     assert again.text == "ab"
-    assert Tally.made == [None, "a"] and Tally.closed == ["alost"]
+    assert Joined.made == [None, "a"] and Joined.closed == ["alost"]
 
 
 async def test_a_new_host_makes_the_state_from_its_snapshot_or_says_that_it_is_lost():
     memory = ToolMemory(calls=2, snapshot="ab")
-    assert (await say(host_of(Tally), "c", memory)).text == "abc"
+    assert (await say(host_of(Joined), "c", memory)).text == "abc"
     lost = await say(host_of(Forgetful), "c", ToolMemory(calls=2))
     assert lost.lost and lost.memory is None
 
 
 async def test_a_host_says_what_would_be_lost_with_it():
-    host, forgets = host_of(Tally), host_of(Forgetful)
+    host, forgets = host_of(Joined), host_of(Forgetful)
     assert host.at_stake().line() == ""
     await say(host, "a")
     await say(host, "b", ToolMemory(calls=1, snapshot="a"), rollout_id="restored")
@@ -155,14 +155,14 @@ async def test_a_host_says_what_would_be_lost_with_it():
 
 
 async def test_who_goes_on_with_a_rollout_ends_its_state_though_it_never_calls():
-    host = host_of(Tally)
+    host = host_of(Joined)
     await say(host, "a", holder="a")
     host.take_over("r", "b")
     host.take_over("unknown", "b")
     await host.end("r", "a")
     assert host.num_states == 1
     await host.end("r", "b")
-    assert (host.num_states, Tally.closed) == (0, ["a"])
+    assert (host.num_states, Joined.closed) == (0, ["a"])
 
 
 @pytest.mark.parametrize("holder", ["a", "b"])
@@ -170,7 +170,7 @@ async def test_a_call_that_still_runs_for_a_worker_that_is_gone_changes_a_state_
     """The worker that comes after it may have the same name."""
     begun, may_end = asyncio.Event(), asyncio.Event()
 
-    class Held(Tally):
+    class Held(Joined):
         async def call(self, text: str) -> str:
             before = self.said
             if text == "lost":
@@ -186,7 +186,7 @@ async def test_a_call_that_still_runs_for_a_worker_that_is_gone_changes_a_state_
     again = await say(host, "b", then, holder=holder)
     may_end.set()
     assert again.text == "ab" and (await lost).lost
-    assert Tally.made == [None, "a"] and host.num_states == 1
+    assert Joined.made == [None, "a"] and host.num_states == 1
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -195,12 +195,12 @@ async def test_of_two_states_that_are_being_made_the_later_players_is_kept(first
     begun, may_end = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
     numbers = iter(range(2))
 
-    async def slowly(problem: Problem, snapshot: str | None) -> Tally:
+    async def slowly(problem: Problem, snapshot: str | None) -> Joined:
         number = next(numbers, None)
         if number is not None:
             begun[number].set()
             await may_end[number].wait()
-        return Tally(problem, snapshot)
+        return Joined(problem, snapshot)
 
     host = host_of(slowly)
     lost = asyncio.create_task(say(host, "lost"))
@@ -213,11 +213,11 @@ async def test_of_two_states_that_are_being_made_the_later_players_is_kept(first
     assert (await lost).lost
     answer = await again
     await asyncio.sleep(0)  # nobody waits for it to be closed
-    assert (answer.text, Tally.closed) == ("a", [""])
+    assert (answer.text, Joined.closed) == ("a", [""])
     assert (await say(host, "b", answer.memory, holder="b")).text == "ab" and host.num_states == 1
 
 
-class Unreachable(Tally):
+class Unreachable(Joined):
     """Of a service that is gone, now and then."""
 
     async def call(self, text: str) -> str:
