@@ -108,7 +108,7 @@ class SandboxPool:
         homes = self._workspaces = Workspaces(self._groups)
         declined: list[str] = []
         for level in self._levels:
-            groups = self._crews_at(level, homes)
+            groups = self._groups_at(level, homes)
             try:
                 self._report = await self._try_level(groups, homes)
             except (SandboxSlow, InterpreterFailed) as error:  # not a fault of the level
@@ -134,13 +134,13 @@ class SandboxPool:
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
         try:
-            return (await self._try_level(self._crews_at(IsolationLevel.LANDLOCK, homes), homes)).level
+            return (await self._try_level(self._groups_at(IsolationLevel.LANDLOCK, homes), homes)).level
         except SandboxError:
             return IsolationLevel.PROCESS
         finally:
             self._stop_everything()
 
-    def _crews_at(self, level: IsolationLevel, homes: Workspaces) -> WorkerGroups:
+    def _groups_at(self, level: IsolationLevel, homes: Workspaces) -> WorkerGroups:
         self._level = level
         self._worker_groups = WorkerGroups(self, self.config, self._slots, level, homes, self._python)
         return self._worker_groups

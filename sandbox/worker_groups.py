@@ -77,7 +77,7 @@ class WorkerGroups:
         self._wanted = slots + config.spare_cells
         self._workspaces = homes
         self._groups: dict[str, WorkerGroup] = {}
-        self._instead: dict[str, str] = {}  # flavors that cannot be had, and what serves for them
+        self._instead: dict[str, str] = {}  # preload sets that cannot be had, and what serves for them
         self._open = True
         # Threads are counted by uid; where that is the whole account's, only looking bounds them.
         self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0

@@ -29,7 +29,7 @@ from rstar_ray.run_dir.durable import read_json
 from tests.logged import Logged
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
-LOST_SERVER = {"msg": "1 servers of its pool were lost", "levelno": 30, "name": "sandbox.crews"}
+LOST_SERVER = {"msg": "1 servers of its pool were lost", "levelno": 30, "name": "sandbox.worker_groups"}
 HEARTBEAT = Heartbeat(incarnation="first", node_id="node", pid=1, start_time="then")
 
 
