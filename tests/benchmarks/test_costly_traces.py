@@ -10,7 +10,7 @@ from rstar_ray.errors import ConfigError
 from scheduler.cost import EngineCost
 
 
-def test_the_twin_runs_the_same_trace_with_the_same_caches():
+def test_the_simulator_runs_the_same_trace_with_the_same_caches():
     cost = EngineCost(fixed_s=0.01, per_sequence_s=3e-4, per_context_s=5e-7, per_prefill_s=5e-4)
     size = CostlySize(tokens=12_000, kv_tokens=4_096, response_tokens=1_000)
     trace = rollouts("bimodal", size, seed=0)

@@ -36,14 +36,14 @@ def test_a_rewording_stays_in_its_split():
 
 
 def test_operands_that_change_places_stay_in_their_split():
-    twins = 0
+    swaps = 0
     for question in itertools.islice(draw_questions(0, Split.HELD_OUT), 2_000):
         family, (a, b, c) = question.family, question.numbers
         swapped = Question(family, Numbers(b, a, c), question.phrasing)
         if family.commutes:
             assert swapped.split is Split.HELD_OUT and family.answer(swapped.numbers) == family.answer(question.numbers)
-            twins += a != b
-    assert twins > 500
+            swaps += a != b
+    assert swaps > 500
 
 
 def test_the_right_programs_compute_the_answer_and_a_slip_something_else(capsys: pytest.CaptureFixture[str]):
