@@ -70,7 +70,7 @@ test-wheel: $(READY)  ## Build the wheel, install it in a fresh environment outs
 	$(BIN)/python -m pytest -q tests/test_wheel.py $(ARGS)
 
 test-fast: $(READY)  ## The quick tests: without Ray, vLLM, DeepSpeed, sandbox and browser
-	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged and not long" --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest -q -m "$(UNREAL) and not isolated and not long" --numprocesses 2 $(ARGS)
 
 gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
 	$(BIN)/python -m pytest -q -m gpu -rs tests/gpu $(ARGS)

@@ -17,7 +17,7 @@ from rstar_ray.tiny.tiny_problems import generate_problems
 from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import request
 
-pytestmark = [pytest.mark.caged, pytest.mark.long]
+pytestmark = [pytest.mark.isolated, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

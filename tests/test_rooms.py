@@ -119,7 +119,7 @@ def test_no_files_import_each_other_in_a_circle():
     assert not remaining, f"in a circle, or above one: {sorted(remaining)}"
 
 
-def test_what_runs_in_a_cage_imports_nothing_but_the_cage_and_the_standard_library():
+def test_what_runs_in_the_jail_imports_nothing_but_the_jail_and_the_standard_library():
     for path in modules("sandbox/jail"):
         for name in imports(path):
             top = name.partition(".")[0]

@@ -29,11 +29,13 @@ MAX_GROWTH_BYTES = 96 * 1024 * 1024  # of the cell itself; then it asks to be re
 class Cell:
     """The loop of one cell over its channel to the pool."""
 
-    def __init__(self, channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, caged: bool) -> None:
+    def __init__(
+        self, channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, isolated: bool
+    ) -> None:
         self._channel = channel
         self._jail = jail
         self._warmth = warmth
-        self._caged = caged
+        self._isolated = isolated
         self._space = space
         self._inbox = bytearray(wire.CALL_BYTES + MAX_INLINE_BYTES)
         self._view = memoryview(self._inbox)
@@ -45,7 +47,9 @@ class Cell:
         alone = jail.first_process
         own_uid = alone or bool(jail.facts.get("own_uid"))
         self._filters: dict[bool, Filter | None] = {
-            allowed: program_filter(Reach(allowed, own_pids=alone, own_uid=own_uid, own_files=alone)) if caged else None
+            allowed: program_filter(Reach(allowed, own_pids=alone, own_uid=own_uid, own_files=alone))
+            if isolated
+            else None
             for allowed in (False, True)
         }
         self._cores = sorted(os.sched_getaffinity(0))
@@ -121,7 +125,7 @@ class Cell:
         wall_s = time.monotonic() - started
         cpu_s = usage.ru_utime + usage.ru_stime
         has_tree = bool(call.flags & wire.PROCESSES_ALLOWED)
-        had_processes = has_tree or not self._caged
+        had_processes = has_tree or not self._isolated
         if had_processes and self._jail.first_process:
             cpu_s += end_everybody(self._watch.beat)
         elif had_processes:
@@ -164,7 +168,7 @@ class Cell:
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.closerange(3, MAX_DESCRIPTORS)
-            if not self._caged:
+            if not self._isolated:
                 os.setpgid(0, 0)
             elif call.flags & wire.PROCESSES_ALLOWED:  # so that the whole tree has no more CPU time than the clock
                 os.sched_setaffinity(0, {self._cores[call.call_id % len(self._cores)]})
@@ -225,11 +229,11 @@ def address_space_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def main(channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, caged: bool) -> None:
+def main(channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, isolated: bool) -> None:
     """Serve until the pool lets go, then end this process."""
     try:
         os.environ.update(HOME=jail.home, TMPDIR=jail.home)
-        cell = Cell(channel, jail, warmth, space, caged=caged)
+        cell = Cell(channel, jail, warmth, space, isolated=isolated)
         gc.collect()
         gc.freeze()
         cell.serve()

@@ -124,14 +124,14 @@ def _become_cell(
     """Build the jail, install the base filter and serve; never returns."""
     try:
         built = build.enter(spec, wanted["number"], wanted["home"], wanted["group"], channel)
-        caged = spec.level != "process"
-        if caged:
+        isolated = spec.level != "process"
+        if isolated:
             seccomp.base_filter().install()
         channel.sendall(wire.reply(wire.HELLO, json.dumps(built.facts).encode()))
     except BaseException as error:
         channel.sendall(wire.reply(wire.FAILED, f"{type(error).__name__}: {error}".encode()))
         os._exit(1)
-    cell.main(channel, built, warmth, space, caged=caged)
+    cell.main(channel, built, warmth, space, isolated=isolated)
 
 
 def _reap() -> None:

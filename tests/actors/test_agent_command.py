@@ -18,7 +18,7 @@ from sandbox.command import read_command, running
 from tests.actors.test_agents import Policy, host_of, judged, played, start
 from tests.fakes import adding_problems, answer
 
-pytestmark = pytest.mark.caged
+pytestmark = pytest.mark.isolated
 
 ASKS = """
 import json, os, subprocess, sys, time, urllib.request

@@ -84,7 +84,7 @@ async def test_an_agents_loop_is_sampled_from_the_tokens_of_its_turns():
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(script.prompts[1]), len(script.sampled[1]))
 
 
-@pytest.mark.caged
+@pytest.mark.isolated
 async def test_the_example_of_an_agent_runs_the_policys_programs():
     code = '{"name": "python", "arguments": {"code": "print(12 * 34)"}}'
     wrong = '{"name": "look_up", "arguments": {}}'

@@ -1,4 +1,4 @@
-"""All actors of a run, real: Ray, vLLM, two DeepSpeed ranks under ZeRO-3, the caged sandbox, the balancer."""
+"""All actors of a run, real: Ray, vLLM, two DeepSpeed ranks under ZeRO-3, the isolated sandbox, the balancer."""
 
 import asyncio
 import json
@@ -170,7 +170,7 @@ async def test_an_environment_answers_rollouts_of_real_engines_and_rewards_them(
     assert await ray.get_actor("tools/mine:Half/0").num_states.remote() == 0
 
 
-async def test_the_sandbox_runs_a_call_in_its_cage(system: TrainingActors):
+async def test_the_sandbox_runs_an_isolated_call(system: TrainingActors):
     result = await system.tools.execute(ToolCall(code="import os; print(6*7, os.getuid() != 0)"))
     assert (result.outcome, result.text) == (Outcome.OK, "42 True")
     assert (await system.tools.execute(ToolCall(code="1/0"))).outcome is Outcome.ERROR

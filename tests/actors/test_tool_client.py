@@ -71,7 +71,7 @@ class Other(Counting):
 SHOUT = Tool(name="shout", description="?", parameters=TEXT, function=shout)
 WORDS = Tool(name="words", description="?", parameters=TEXT, state=Words)
 KEPT = Tool(name="kept", description="?", parameters=TEXT, state=KeptWords)
-CAGED = Tool(name="caged", description="?", parameters=TEXT, program="print(1)")
+SANDBOXED = Tool(name="sandboxed", description="?", parameters=TEXT, program="print(1)")
 
 
 class FakeHost:
@@ -152,11 +152,11 @@ def start() -> RolloutState:
 
 
 async def test_each_call_goes_to_its_tool():
-    tools, _ = tools_of(SHOUT, CAGED, KEPT)
+    tools, _ = tools_of(SHOUT, SANDBOXED, KEPT)
     one = tools.open(start())
     assert (await one.execute(ToolCall(code="1+2"))).text == "3"
     assert (await one.execute(ToolCall(tool="shout", arguments={"text": "hello"}))).text == "HELLO"
-    assert (await one.execute(ToolCall(tool="caged", arguments={"text": "x"}))).text == 'print(1) {"text": "x"}'
+    assert (await one.execute(ToolCall(tool="sandboxed", arguments={"text": "x"}))).text == 'print(1) {"text": "x"}'
     first = await one.execute(ToolCall(tool="kept", arguments={"text": "a"}))
     assert first.memory is not None and first.memory[1].snapshot == "a"
 

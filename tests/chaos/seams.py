@@ -191,7 +191,7 @@ def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _odd_programs(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """The program of every call is another; what its cage does with it is real."""
+    """The program of every call is another; the isolation around it is real."""
 
     @wraps(answer)
     async def answered(self: Any, work: Any, caller: str) -> Any:

@@ -202,9 +202,9 @@ class Count:
 
 search = Tool(name="search", description="Finds.", parameters=ONE, function=find)
 twice = "import json; print(json.load(open(0))['query'] * 2)"
-caged = Tool(name="caged", description="?", parameters=ONE, program=twice)
+sandboxed = Tool(name="sandboxed", description="?", parameters=ONE, program=twice)
 count = Tool(name="count", description="?", parameters=ONE, state=Count)
-all_of_them = [search, caged, count]
+all_of_them = [search, sandboxed, count]
 """
 CALL_DELTAS: list[dict[str, Any]] = [
     {"reasoning_content": "hm"},

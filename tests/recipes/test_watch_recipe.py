@@ -16,7 +16,7 @@ from rstar_ray.run_dir.durable import append_row
 from tests.chromium import CHROMIUM, Tab, tab
 from tests.rstar_ray.fabricate import run_directory
 
-pytestmark = [pytest.mark.caged, pytest.mark.usefixtures("without_fsync")]
+pytestmark = [pytest.mark.isolated, pytest.mark.usefixtures("without_fsync")]
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ALLOWED = {"Authorization": "Bearer secret"}
 

@@ -13,7 +13,7 @@ from tests.chromium import CHROMIUM, Pages, Tab
 from tests.rstar_ray.fabricate import run_directory
 
 pytestmark = [
-    pytest.mark.caged,
+    pytest.mark.isolated,
     pytest.mark.usefixtures("without_fsync"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium"),
 ]

@@ -9,7 +9,7 @@ import pytest
 from tests.sandbox.as_user import USERS, start
 from tests.sandbox.attacks import ATTACKS
 
-pytestmark = pytest.mark.caged
+pytestmark = pytest.mark.isolated
 
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
 COMBINATIONS = [(level, user) for level in ("namespaces", "landlock") for user in USERS]

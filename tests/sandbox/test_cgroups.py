@@ -16,7 +16,7 @@ from sandbox.jail.control_group import ControlGroup
 from sandbox.request import ExecutionRequest
 from tests import derived
 
-pytestmark = pytest.mark.caged
+pytestmark = pytest.mark.isolated
 
 FILES = {
     "cgroup.procs": "",

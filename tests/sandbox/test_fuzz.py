@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.oracle import Canaries
 from tests.fuzz.programs import KINDS, made
 
-pytestmark = pytest.mark.caged
+pytestmark = pytest.mark.isolated
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

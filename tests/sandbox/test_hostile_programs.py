@@ -23,7 +23,7 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
-pytestmark = [pytest.mark.caged, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.isolated, pytest.mark.asyncio(loop_scope="session")]
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
 BRIEF = derived.program(cpu_s=0.8, wall_s=2.5)
 

@@ -23,7 +23,7 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
-pytestmark = [pytest.mark.caged, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.isolated, pytest.mark.asyncio(loop_scope="session")]
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
 
 
@@ -354,7 +354,7 @@ async def test_a_connection_that_never_asks_is_closed(pool: SandboxPool, monkeyp
         await runner.cleanup()
 
 
-async def test_cpp_is_compiled_and_run_in_the_cage(http: aiohttp.ClientSession, url: str):
+async def test_cpp_is_compiled_and_run_in_the_sandbox(http: aiohttp.ClientSession, url: str):
     source = '#include <cstdio>\nint main(){int a; std::scanf("%d", &a); std::printf("%d\\n", a * 2);}'
     submission = {"type": "cpp", "solution": source, "input": "21", "expected_output": "42"}
     _, answer = await post(http, f"{url}/run", submission)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz.door import MIB, Round, Server, check, settled
 
-pytestmark = pytest.mark.caged
+pytestmark = pytest.mark.isolated
 
 
 @pytest.fixture(scope="module")

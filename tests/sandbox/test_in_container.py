@@ -13,7 +13,7 @@ from tests.sandbox.in_container import mask_proc
 
 ROOT = os.geteuid() == 0
 pytestmark = [
-    pytest.mark.caged,
+    pytest.mark.isolated,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="its filters have the numbers of x86_64"),
 ]
 masked = pytest.mark.skipif(not ROOT, reason="only root can cover parts of /proc")

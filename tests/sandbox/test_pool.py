@@ -19,7 +19,7 @@ from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest
 from tests import derived
 
-pytestmark = [pytest.mark.caged, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.isolated, pytest.mark.asyncio(loop_scope="session")]
 LEAN = ("lean",)
 REPOSITORY = Path(__file__).resolve().parents[2]
 SLEEP = ExecutionRequest(code="import time\ntime.sleep(60)", limits=derived.program(wall_s=30.0))
