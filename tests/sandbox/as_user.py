@@ -57,7 +57,7 @@ def homes_opened() -> Callable[[], None]:
             places = [os.open(path, os.O_PATH) for path in paths]
             kernel.mount("tmpfs", str(top), "tmpfs", 0, "mode=755")
             for path, place in zip(paths, places, strict=True):
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, exist_ok=True)  # one may lie inside another, mounted before it
                 kernel.mount(f"/proc/self/fd/{place}", str(path), "", kernel.MS_BIND | kernel.MS_REC)
 
     return open_homes
