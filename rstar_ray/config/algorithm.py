@@ -44,7 +44,7 @@ class AlgorithmConfig:
     resample: str = "paper"
     """which rollouts of a group are kept. paper: sampled by penalty; release: the released code's top-k rule; random:
     the same numbers, chosen at random, as a baseline; none: plain GRPO, all; module:function: your own rule
-    (docs/own.md)"""
+    (docs/algorithm.md)"""
     advantage: str = "group"
     """group: the reward minus the group's mean, divided by --algorithm.advantage-std (Eq. 7); rloo: the reward minus
     the mean of the group's other rewards (arXiv:2402.14740); module:function: your own rule"""
