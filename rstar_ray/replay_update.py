@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rstar_ray.algorithm.advantage import mean_advantage
 from rstar_ray.algorithm.batch import rl_row
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
 from rstar_ray.algorithm.update import UpdateResult
@@ -46,6 +47,7 @@ class RecordedStep:
     step: int
     row: Mapping[str, Any]  # of metrics.jsonl
     handed_over: frozenset[str]  # ids of the rollouts sent to the learner
+    advantages: Mapping[str, float]  # of these, rounded; the mean over their tokens
     trajectories: list[Trajectory]
     before: Path | None  # the checkpoint that the update starts from; None: --model
 
@@ -82,11 +84,13 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
         raise ConfigError("--stage", f"{run} has no RL stage {stage!r}", f"choose one that it has: {there}")
     config = config_of(run_dir, stage)
     name = {"stage": stage, "step": step}
+    row = _row(run / LEDGER, name)
     return RecordedStep(
         config=config,
         step=step,
         row=current_row(_row(run / "metrics.jsonl", name)),
-        handed_over=_handed_over(_row(run / LEDGER, name), stage, step),
+        handed_over=_handed_over(row, stage, step),
+        advantages={f"{stage}/{step}/{name}": value for name, value in row.get("advantages", {}).items()},
         trajectories=recorded_trajectories(run_dir.trajectories_path / f"{checkpoint_name(stage, step)}.jsonl"),
         before=_before(run_dir, config, step),
     )
@@ -128,7 +132,8 @@ def config_of(run_dir: RunDir, stage: str) -> RunConfig:
 def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
     """What the learner is given, by the run's own draw and advantages.
 
-    Raises `ConfigError` where these are not the rollouts that the step was trained on: a rule has changed since.
+    Raises `ConfigError` where these are not the rollouts that the step was trained on, or not with these advantages: a
+    rule has changed since, or reads what is not recorded.
     """
     config, groups = recorded.config, dict[str, list[FinishedRollout]]()
     for index, trajectory in enumerate(recorded.trajectories):
@@ -144,6 +149,15 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
             f"such as {min(odd)} only once",
             "replay with the version of rstar_ray that wrote the run",
         )
+    for row in rows:
+        now = mean_advantage(row.advantage)
+        then = recorded.advantages.get(row.rollout_id, now)
+        if abs(now - then) > ALIKE * max(1.0, abs(then)):
+            raise ConfigError(
+                f"--algorithm.advantage {config.algorithm.advantage}",
+                f"it gives {now:.4g} for {row.rollout_id} now and gave {then:.4g} then",
+                "replay with the rule of the run, which reads recorded fields alone: rewards, calls, outcomes, lengths",
+            )
     return rows
 
 
@@ -159,7 +173,7 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
     from safetensors.numpy import save_file
 
     rows = rows_of(recorded)
-    tokens = [rl_row(recorded.trajectories[row.ref.index], row.advantage, 1.0) for row in rows]
+    tokens = [rl_row(recorded.trajectories[row.ref.index], row.advantage, 1.0, row.line) for row in rows]
     shape = (len(rows), max((len(row.token_ids) for row in tokens), default=0))
     arrays = {
         "input_ids": np.zeros(shape, np.int64),
@@ -177,7 +191,11 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
         assert row.rollout_logprobs is not None
         arrays["rollout_logprobs"][place, :length] = row.rollout_logprobs
         arrays["advantages"][place, :length][row.loss_mask] = row.advantage
-    settings = {"algorithm": asdict(recorded.config.loss), "temperature": recorded.config.rollout.temperature}
+    settings = {
+        "algorithm": asdict(recorded.config.loss),
+        "temperature": recorded.config.rollout.temperature,
+        "max_context_tokens": recorded.config.engine.max_context_tokens,  # the length of normalisation `constant`
+    }
     names = json.dumps([row.rollout_id for row in rows])
     save_file(arrays, path, metadata={"rollout_ids": names, "settings": json.dumps(settings)})
     return len(rows)

@@ -60,7 +60,7 @@ class DataConfig:
     """sources and their weights in every draw, such as math=3 search=1. A source is the problems with this `family`;
     other problems are not drawn. Empty draws from all problems uniformly"""
     mix_floor: Annotated[int, OF_RL, not_with("data.mix", ()), at_least(0)] = 0
-    """minimum number of problems that each source of --data.mix has in every draw"""
+    """minimum number of problems that each source of --data.mix has in every draw; the weights divide the others"""
     skip_solved: Annotated[int, OF_RL, at_least(0)] = 0
     """steps for which a problem is not drawn again after all its rollouts were correct; 0 skips none. Only steps that
     had ended when a draw began count, so that draws do not depend on timing"""

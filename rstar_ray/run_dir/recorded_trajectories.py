@@ -9,6 +9,7 @@ import numpy as np
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.lines import line_sizes
+from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary, Turn
 
@@ -72,4 +73,5 @@ def _summary(row: dict[str, Any]) -> TrajectorySummary:
         num_response_tokens=row["num_response_tokens"],
         num_sampled_tokens=sum(turn["num_tokens"] for turn in row["turns"]),
         stop_reason=StopReason(row["stop_reason"]),
+        outcomes=tuple(Outcome(outcome) for turn in row["turns"] for outcome in turn["outcomes"]),
     )

@@ -13,13 +13,17 @@ from safetensors.numpy import load_file
 from recipes import replay
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import ConfigError
-from rstar_ray.replay_update import recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.lines import NEW, line_sizes
+from rstar_ray.outcome import Outcome
+from rstar_ray.replay_update import RecordedStep, export_step, recorded_step, repeat_update, repeatable, rows_of
 from rstar_ray.rollouts import TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.stages import run_rl
+from rstar_ray.trajectory import Trajectory
 from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
+from tests.rstar_ray.fabricate import trajectory
 from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -57,10 +61,14 @@ async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step:
 @pytest.fixture
 async def run(tmp_path: Path) -> tuple[Path, Telling]:
     """A run of three steps, and the learner that took them."""
+    return await taken(tmp_path)
+
+
+async def taken(tmp_path: Path, **options: object) -> tuple[Path, Telling]:
     policy = SkilledPolicy()
     learner = Telling(policy)
     context = fake_context(policy, learner=learner, services={"record": record})
-    config = stage("stage1", steps=3, **OPTIONS)
+    config = stage("stage1", steps=3, **OPTIONS, **options)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), in_run(context, run_dir))
     return tmp_path / "run", learner
@@ -128,3 +136,51 @@ def test_an_exported_step_has_the_tokens_and_advantages_that_the_learner_was_giv
     for name, ids, length in zip(names, step["input_ids"], step["lengths"], strict=True):
         assert ids[:length].tolist() == [*recorded[name].prompt_ids, *recorded[name].response_ids][:length]
     assert replay.main([str(path), "--export", str(file)]) == 2
+
+
+READS_OUTCOMES = """
+def less_for_failures(rewards, algorithm, summaries):
+    mean = sum(rewards) / len(rewards)
+    return [r - mean - FACTOR * sum(o.failed for o in s.outcomes) for r, s in zip(rewards, summaries)]
+
+def by_answer(rewards, algorithm, summaries):
+    return [float(len(summary.answer)) for summary in summaries]
+"""
+
+
+async def test_an_advantage_rule_reads_recorded_outcomes_and_one_that_reads_more_is_refused(tmp_path: Path):
+    (tmp_path / "reads_outcomes.py").write_text(READS_OUTCOMES.replace("FACTOR", "0.1"))
+    own: dict[str, object] = {"own_folder": str(tmp_path), "algorithm__resample": "random"}
+    rule = "reads_outcomes:less_for_failures"
+    path, learner = await taken(tmp_path / "outcomes", **own, algorithm__advantage=rule)
+    recorded = recorded_step(path, "stage1", 2)
+    assert any(outcome.failed for one in recorded.trajectories for outcome in one.summary.outcomes)
+    given = [advantage for _, advantage, *_ in learner.received[1]]
+    assert [row.advantage for row in rows_of(recorded)] == pytest.approx(given)
+    path, _ = await taken(tmp_path / "answer", **own, algorithm__advantage="reads_outcomes:by_answer")
+    with pytest.raises(ConfigError, match=r"--algorithm.advantage reads_outcomes:by_answer: it gives .* then"):
+        rows_of(recorded_step(path, "stage1", 2))
+
+
+def test_each_line_of_an_agents_rollout_is_exported_as_its_own_row(tmp_path: Path):
+    problem = adding_problems(1)[0]
+    trajectories: list[Trajectory] = []
+    for sibling in range(2):
+        one = trajectory(problem, [("ab", "c", Outcome.OK), ("def", "", None)], reward=float(sibling), sibling=sibling)
+        turns = (one.turns[0], replace(one.turns[1], continues=NEW))
+        lines = line_sizes(turns, one.loss_mask, len(one.prompt_ids))
+        trajectories.append(replace(one, turns=turns, summary=replace(one.summary, lines=lines)))
+    names = [one.summary.rollout_id for one in trajectories]
+    recorded = RecordedStep(
+        config=stage("stage1", algorithm__resample="none", algorithm__keep=2),
+        step=1,
+        row={},
+        handed_over=frozenset(names),
+        advantages=dict(zip(names, (-1.0, 1.0), strict=True)),
+        trajectories=trajectories,
+        before=None,
+    )
+    assert export_step(recorded, tmp_path / "step") == 4
+    step = load_file(tmp_path / "step")
+    sampled = ["".join(map(chr, ids[mask])) for ids, mask in zip(step["input_ids"], step["loss_mask"], strict=True)]
+    assert sampled == ["ab", "def"] * 2
