@@ -179,7 +179,7 @@ def _begin(bench: BenchSettings, numbers: Iterable[int]) -> list[Conversation]:
 async def _sample(
     bench: BenchSettings, engines: Sequence[Engine], talks: Sequence[Conversation], turns: int | None = None
 ) -> Sequence[Conversation]:
-    """Go on for so many turns, or to the end; each turn on the engine after the last one's."""
+    """Continue for so many turns, or to the end; each turn on the engine after the last one's."""
 
     async def converse(talk: Conversation) -> None:
         for _ in range(turns or bench.turns - talk.turn):

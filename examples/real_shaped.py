@@ -139,7 +139,7 @@ def write_rows(path: Path, rows: Sequence[Any]) -> Path:
 
 
 def conversations(questions: Sequence[tuple[int, int]], own: Path, *, times: int) -> Iterator[dict[str, Any]]:
-    """`messages` with `tools`: a thought, a program, its result, a thought, the answer; some go on."""
+    """`messages` with `tools`: a thought, a program, its result, a thought, the answer; some continue."""
     specs = tool_specs(TOOLS, str(own))
     schemas = [spec.as_schema() for spec in specs]
     for number in range(times):

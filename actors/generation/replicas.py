@@ -181,7 +181,7 @@ class Replicas:
         """Continue its rollouts elsewhere; its next process starts with the newest weights."""
         replica = self.workers[name]
         await self._count_loss(replica, lost)
-        if num_kept := await self.rollouts.go_on_without(name):
+        if num_kept := await self.rollouts.continue_without(name):
             log.info(f"{name}: what was sampled of {num_kept} unfinished rollouts is kept")
         await self._until_process(replica)
         await self._start(replica)

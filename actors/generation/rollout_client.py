@@ -154,7 +154,7 @@ class RolloutClient:
                 self._rewards.note(rules[done.summary.rollout_id], done.summary)
             yield done
 
-    async def go_on_without(self, replica_id: str) -> int:
+    async def continue_without(self, replica_id: str) -> int:
         """A replica is gone: continue its rollouts on others. Returns how many continue from the journal."""
         self._num_recovering += 1
         self._recovered.clear()

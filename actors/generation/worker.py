@@ -244,7 +244,7 @@ class GenerationWorker:
             if self._agents is not None:
                 agent = self._agents.open(state, lambda reply: self._metrics.timed(Activity.TOOL, rollout_id, reply))
                 return await run_agent_rollout(
-                    state, generate=generate, agent=agent, chat=self._chat, go_on=self._turn_finished
+                    state, generate=generate, agent=agent, chat=self._chat, may_continue=self._turn_finished
                 )
             return await run_rollout(
                 state,
@@ -253,7 +253,7 @@ class GenerationWorker:
                 chat=self._chat,
                 converse=converse if plays else None,
                 ended=ended if plays else None,
-                go_on=self._turn_finished,
+                may_continue=self._turn_finished,
             )
 
         moves = False

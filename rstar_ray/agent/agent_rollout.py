@@ -69,9 +69,9 @@ async def run_agent_rollout(
     generate: GenerateFn,
     agent: AgentLink,
     chat: ChatFormat,
-    go_on: Callable[[RolloutState], bool] = lambda _: True,
+    may_continue: Callable[[RolloutState], bool] = lambda _: True,
 ) -> RolloutState:
-    """Answer the agent's requests until it ends, or until `go_on`, called after every turn, returns False."""
+    """Answer the agent's requests until it ends, or until `may_continue`, called after every turn, returns False."""
     while state.stop_reason is None:
         waited_s = time.monotonic()
         asked = await agent.next(state)
@@ -87,7 +87,7 @@ async def run_agent_rollout(
             await agent.refuse(state, asked, *refusal)  # the policy does not read these results, so they do not count
             continue
         state = await _completed(started, asked, prompt_ids, context_ids, room, generate=generate, chat=chat)
-        if not go_on(state):
+        if not may_continue(state):
             break
     return state
 

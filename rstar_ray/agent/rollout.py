@@ -128,9 +128,9 @@ async def run_rollout(
     chat: ChatFormat,
     converse: ConverseFn | None = None,
     ended: EndedFn | None = None,
-    go_on: Callable[[RolloutState], bool] = lambda _: True,
+    may_continue: Callable[[RolloutState], bool] = lambda _: True,
 ) -> RolloutState:
-    """Play turns until the rollout stops, or until `go_on`, called after every unfinished turn, returns False.
+    """Play turns until the rollout stops, or until `may_continue`, called after every unfinished turn, returns False.
 
     `converse` and `ended` belong to the rollout's environment. `ended` is called once, in the turn that a limit ends.
     A state that has already stopped is returned unchanged.
@@ -140,7 +140,7 @@ async def run_rollout(
         reason = state.stop_reason
         if ended is not None and (reason is StopReason.TRUNCATED or reason is StopReason.MAX_TURNS):
             state = await _with_end(state, reason, ended)
-        if state.stop_reason is None and not go_on(state):
+        if state.stop_reason is None and not may_continue(state):
             break
     return state
 

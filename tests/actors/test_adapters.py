@@ -152,7 +152,7 @@ def _logprobs_by(model: Any, row: Any) -> Any:
 
 
 @pytest.mark.parametrize("zero", [1, 3])
-def test_a_run_on_adapters_goes_on_from_its_checkpoint(start: Start, tmp_path: Path, zero: int):
+def test_a_run_on_adapters_resumes_from_its_checkpoint(start: Start, tmp_path: Path, zero: int):
     import torch
 
     whole, first = start(zero=zero), start(zero=zero)

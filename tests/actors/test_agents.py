@@ -124,7 +124,7 @@ async def played(
         generate=policy or Policy(),
         agent=agents.open(state, timed),
         chat=CHAT,
-        go_on=lambda now: len(now.turns) < until,
+        may_continue=lambda now: len(now.turns) < until,
     )
 
 
@@ -276,7 +276,7 @@ async def test_an_end_that_says_nothing_about_the_policy_is_not_trained_on(solve
             await played(host, start())
 
 
-async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout_goes_on():
+async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout_continues():
     statuses: dict[str, int] = {}
     kept: list[Endpoint] = []
 

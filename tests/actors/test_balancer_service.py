@@ -18,7 +18,7 @@ def end(name: str, tokens: int = 50) -> TurnReport:
 
 
 async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:
-    """Whoever can go on without an event has done so; these tasks wait for one."""
+    """Tasks that can continue without an event have done so; these wait for one."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
@@ -43,7 +43,7 @@ async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload
     assert grants.admissions[0].load.context_tokens == 40
 
 
-async def test_handed_back_rollouts_go_on_from_their_new_payload():
+async def test_handed_back_rollouts_continue_from_their_new_payload():
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), "fresh")])
@@ -185,5 +185,5 @@ async def test_what_one_life_has_learned_another_is_taught_under_its_own_incarna
     after = await services[1].load_learned(before.learned)
     assert after == await services[1].learned() and after.learned == before.learned
     assert after.incarnation == empty.incarnation != before.incarnation
-    await ended(services[1], 20)  # and it goes on
+    await ended(services[1], 20)  # and it continues
     assert (await services[1].step_figures()).faults == ()

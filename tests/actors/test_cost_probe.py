@@ -15,7 +15,7 @@ COST = EngineCost(fixed_s=4e-3, per_sequence_s=1e-4, per_context_s=2e-7, per_pre
 
 
 class Modelled:
-    """A modelled engine as a probe sees one: it samples, and a clock goes on."""
+    """A modelled engine as a probe sees one: it samples, and a clock advances."""
 
     def __init__(self, cost: EngineCost, shape: EngineShape) -> None:
         self.engine, self.shape = ModelledEngine(cost, shape), shape

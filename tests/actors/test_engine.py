@@ -133,7 +133,7 @@ async def test_log_probs_equal_the_learners_over_several_publishes_and_turns(eng
     assert max(differences) <= TOLERANCE
 
 
-async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine):
+async def test_a_request_under_way_continues_under_the_new_weights(engine: Engine):
     """Each of its log-probs is the old policy's up to one token and the new one's from there on."""
     old, new = policy(seed=10), policy(seed=11)
     await engine.weights.update(10, weights(old))

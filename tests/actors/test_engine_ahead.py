@@ -1,4 +1,4 @@
-"""An engine whose rollouts go on under newer weights, real: which KV it keeps, and for whom."""
+"""An engine whose rollouts continue under newer weights, real: which KV it keeps, and for whom."""
 
 import asyncio
 import itertools

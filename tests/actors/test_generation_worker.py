@@ -158,7 +158,7 @@ async def test_granted_rollouts_are_played_and_delivered_once_each():
     await one.close()
 
 
-async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_turn():
+async def test_a_rollout_that_is_moved_continues_on_another_replica_from_its_last_turn():
     balancer, engine = BalancerService(), HeldEngine(SkilledPolicy(slip=1.0))
     first = worker(balancer, "generation/0", engine=engine)
     await first.start()
@@ -168,7 +168,7 @@ async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_
     second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
     await second.start()
     await second.serve()
-    balancer.balancer.set_serving("generation/0", False)  # so that it can only go on at the other
+    balancer.balancer.set_serving("generation/0", False)  # so that it can only continue at the other
     assert "r0" in first._residents
     first._residents["r0"].leaves = True  # as a `Move` in the grants does
     engine.go.set()
@@ -362,7 +362,7 @@ async def test_a_rollout_whose_tool_lost_its_state_begins_again_and_is_counted()
     await one.close()
 
 
-async def test_nobody_goes_on_with_what_a_rollout_had_before_it_began_again(tmp_path: Path):
+async def test_nobody_continues_with_what_a_rollout_had_before_it_began_again(tmp_path: Path):
     class LostLater(AddingSandbox):
         calls = 0
 

@@ -1,4 +1,4 @@
-"""The learner as Ray actors: ranks together, and what happens when they cannot go on."""
+"""The learner as Ray actors: ranks together, and what happens when they cannot continue."""
 
 import asyncio
 import json
@@ -132,7 +132,7 @@ def published(publication: Publication, ray: Any) -> dict[str, Any]:
 ROWS = draw_rows(9)
 
 
-async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_checkpoint(
+async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_continue_from_its_checkpoint(
     cluster: Any, folder: Path, tmp_path: Path
 ):
     rows = training_rows(ROWS, cluster)
@@ -189,7 +189,7 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
     assert max(float(np.abs(weights_alone[name] - weights_together[name]).max()) for name in weights_alone) < 1e-6
 
 
-async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_with_a_hole_by_none(
+async def test_a_checkpoint_of_two_ranks_is_resumed_by_any_number_and_one_with_a_hole_by_none(
     cluster: Any, folder: Path, tmp_path: Path
 ):
     rows = training_rows(ROWS, cluster)
@@ -223,7 +223,7 @@ async def test_a_rank_that_waits_for_another_in_a_collective_ends_with_its_deadl
             )
 
 
-async def test_a_rank_that_cannot_write_is_named_and_the_ranks_go_on(cluster: Any, folder: Path, tmp_path: Path):
+async def test_a_rank_that_cannot_write_is_named_and_the_ranks_continue(cluster: Any, folder: Path, tmp_path: Path):
     rows = training_rows(ROWS, cluster)
     async with learning(folder, ranks=2, zero=1) as learner:
         (tmp_path / "state-00001.safetensors").mkdir()  # where rank 1 wants to write a file
@@ -245,7 +245,7 @@ async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any,
             await learner.publish(1)
 
 
-async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new_ones_go_on_from_a_checkpoint(
+async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new_ones_continue_from_a_checkpoint(
     cluster: Any, folder: Path, tmp_path: Path, logged: list[str]
 ):
     rows = training_rows(ROWS, cluster)

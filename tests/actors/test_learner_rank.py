@@ -366,7 +366,7 @@ def test_a_head_of_its_own_under_a_config_that_ties_it_is_refused(start: Start, 
 
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(0, 0), (1, 1), (2, 2), (3, 3), (3, 0), (1, 3)])
-def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
+def test_a_run_that_resumes_from_a_checkpoint_is_the_run_that_never_stopped(
     start: Start, saved_by: int, loaded_by: int, tmp_path: Path
 ):
     import torch

@@ -20,7 +20,7 @@ def _asked(port: int, says: str = "") -> Sign:
     return Sign(Request(f"http://127.0.0.1:{port}/"), says)
 
 
-def test_one_that_answers_goes_on_until_it_is_ended(tmp_path: Path):
+def test_one_that_answers_continues_until_it_is_ended(tmp_path: Path):
     path, port = tmp_path / "one.json", free_port()
     start(path, [sys.executable, "-c", SERVES, str(port)], _asked(port), log=tmp_path / "log", deadline_s=30)
     process = recorded(path)

@@ -371,7 +371,7 @@ async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run)
     await run.replicas.publish(FIRST)
     run.second.hold.clear()
     run.second.kill()
-    await run.balancer.hears("generation/1")  # its rollouts go on elsewhere
+    await run.balancer.hears("generation/1")  # its rollouts continue elsewhere
     assert run.replicas.there.keys() == {"generation/0"}
     await run.replicas.publish(SECOND)  # without waiting for it
     assert run.first.calls == ["start", "serve", 1, 2]
@@ -568,7 +568,7 @@ async def test_the_driver_has_engines_sleep_before_an_update_and_its_publish_wak
         await learner.train_sft([example], 1e-3)
         await learner.train_sft([example], 1e-3)
         await actors.publish(1)  # the engines have dropped this version
-        woken = ["wakes ['weights']", "loaded", "wakes ['kv_cache']", "goes on"]
+        woken = ["wakes ['weights']", "loaded", "wakes ['kv_cache']", "resumes"]
         assert calls == ["sleeps at 2", "updates", "updates", *woken]
     assert [engine.vllm.dead for engine in engines] == ["", ""]
 
@@ -612,7 +612,7 @@ async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes
     assert (run.first.calls[-1], run.second.calls[-1]) == (1, 2)
 
 
-async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):
+async def test_a_worker_that_comes_back_once_the_learner_has_continued_waits_for_the_next_version(run: Run):
     async def store_again(version: int) -> Publication:
         return replace(FIRST, checksum=99)  # trained since
 

@@ -291,8 +291,8 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
         for name in ("generation/0", "generation/1")
     }
     assert all(len(names) == 5 for names in held.values())
-    write_turns(tmp_path, requests)  # of both, as far as the other lives and goes on
-    assert await client.go_on_without("generation/0") == 5
+    write_turns(tmp_path, requests)  # of both, as far as the other lives and continues
+    assert await client.continue_without("generation/0") == 5
     assert balancer.sizes("return_rollouts") == [2, 2, 1]
     assert balancer.sizes("submit") == [10]  # and nothing again
     again = (await grants(balancer, "generation/1", 10))[-5:]
@@ -314,7 +314,7 @@ async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_
     client.follow(Service(worker, "generation/0"))
     worker.deliveries.put_nowait(Batch(0, (DroppedRollout(rollout_id=held[0], group_id="g", reason="any"),)))
     await first
-    await client.go_on_without("generation/0")
+    await client.continue_without("generation/0")
     again = (await balancer.now.next_orders("generation/1", len(others), 5)).items
     played = {order.load.rollout_id for order in again if isinstance(order, Grant)}
     played -= {order.rollout_id for order in again if isinstance(order, Cancel)}
@@ -332,7 +332,7 @@ async def test_a_balancer_that_died_with_a_replica_receives_its_turns_first(tmp_
     write_turns(tmp_path, requests[:3])
     balancer.now = BalancerService(settle_s=0.05)
     balancer.held_up.clear()
-    losing = asyncio.ensure_future(client.go_on_without("generation/0"))
+    losing = asyncio.ensure_future(client.continue_without("generation/0"))
     again = asyncio.ensure_future(client.resubmit())  # as when its new epoch is seen
     await asyncio.sleep(0.05)
     assert not again.done() and balancer.sizes("submit") == [4]
@@ -361,7 +361,7 @@ async def test_a_rollout_that_restarted_does_not_go_back_to_a_longer_start(
     journal.restart(grant.payload.restarted(), 0)
     journal.close()
     (tmp_path / "stage1-step-000001" / "odd.turns").mkdir()
-    assert await client.go_on_without("generation/0") == 1
+    assert await client.continue_without("generation/0") == 1
     await balancer.now.register(registration("generation/1", 100_000, max_running=64, block_tokens=16))
     (grant,) = await grants(balancer, "generation/1")
     assert (grant.payload.restarts, grant.payload.turns) == (1, ())

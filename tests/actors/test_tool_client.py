@@ -161,15 +161,15 @@ async def test_each_call_goes_to_its_tool():
     assert first.memory is not None and first.memory[1].snapshot == "a"
 
 
-async def test_a_rollout_that_goes_on_elsewhere_and_calls_nothing_there_leaves_no_state():
+async def test_a_rollout_that_continues_elsewhere_and_calls_nothing_there_leaves_no_state():
     here, hosts = tools_of(WORDS)
     there = Tools(list(here.specs.values()), Sandbox(), here.hosts, caller="generation/1")
     first = await here.open(start()).execute(ToolCall(tool="words", arguments={"text": "a"}))
     assert first.memory is not None
     moved = replace(start(), memories=dict([first.memory]))
-    goes_on = there.open(moved)
+    resumed = there.open(moved)
     await there.settled()
-    goes_on.close()
+    resumed.close()
     await there.settled()
     assert hosts["mine:words"].host.num_states == 0
 

@@ -56,7 +56,7 @@ async def test_another_worker_records_where_the_first_is_gone(tmp_path: Path, go
     assert len(shown) == 1 and "step.jsonl: a could not record it" in shown[0]
 
 
-async def test_without_any_worker_the_run_goes_on_with_a_shown_line(tmp_path: Path):
+async def test_without_any_worker_the_run_continues_with_a_shown_line(tmp_path: Path):
     shown = await record(tmp_path / "step.jsonl", a=Worker(trouble=RayActorError()))
     assert shown[-1] == "step.jsonl was not written: no worker is there"
     assert await record(tmp_path / "step.jsonl") == ["step.jsonl was not written: no worker is there"]

@@ -114,7 +114,7 @@ async def test_a_broadcast_reaches_every_engine_whole_version_by_version_and_its
         assert {name: pulled.checksum for name, pulled in sent.took.items()} == {
             "generation/0": sent.checksum, "generation/1": sent.checksum,
         }  # fmt: skip
-        assert len((await under_way).token_ids) > 0  # it waited, and went on
+        assert len((await under_way).token_ids) > 0  # it waited, and continued
         for engine in engines:
             assert engine.policy_version == version
             await refuse_other_logprobs(engine, rank, version, next(seeds))

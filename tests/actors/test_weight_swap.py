@@ -63,7 +63,7 @@ class Vllm:
         return tags == ["kv_cache"]
 
     async def resume_generation(self) -> None:
-        self.calls.append("goes on")
+        self.calls.append("resumes")
 
     async def collective_rpc(self, method: str) -> list[int]:
         return [7]
@@ -129,7 +129,7 @@ async def test_a_swap_comes_bit_by_bit_and_the_next_waits_for_its_end():
     assert not later.done() and engine.vllm.calls == ["paused", "loaded"]
     assert (await engine.swap.end()).checksum == 7
     await later
-    assert engine.swap.policy_version == 1 and engine.vllm.calls == ["paused", "loaded", "goes on", "paused"]
+    assert engine.swap.policy_version == 1 and engine.vllm.calls == ["paused", "loaded", "resumes", "paused"]
 
 
 async def test_an_engine_that_sleeps_wakes_its_weights_to_load_new_ones_and_its_kv_cache_after_them():
@@ -140,7 +140,7 @@ async def test_an_engine_that_sleeps_wakes_its_weights_to_load_new_ones_and_its_
         await engine.swap.begin(version, ())
         await engine.swap.take({})
         await engine.swap.end()
-    once = ["sleeps at 2", "wakes ['weights']", "loaded", "wakes ['kv_cache']", "goes on"]
+    once = ["sleeps at 2", "wakes ['weights']", "loaded", "wakes ['kv_cache']", "resumes"]
     assert engine.vllm.calls == once * 2 and engine.swap.policy_version == 2
     await engine.swap.begin(3, ())
     assert engine.vllm.calls[-1] == "paused"  # awake, it is paused as ever
@@ -178,7 +178,7 @@ async def test_where_one_engine_hangs_those_beside_it_outlast_the_rank_that_wait
     sent = await asyncio.gather(*(asyncio.to_thread(send, engine) for engine in engines))
     assert [sorted(one.failed) for one in sent] == [[], ["generation/1"]]
     assert sent[0].took["generation/0"].checksum == 7
-    assert engines[0].vllm.dead == "" and engines[0].vllm.calls[-1] == "goes on"
+    assert engines[0].vllm.dead == "" and engines[0].vllm.calls[-1] == "resumes"
 
 
 async def test_where_one_engine_does_not_begin_no_other_stands_still_for_a_broadcast_that_never_comes(

@@ -1,4 +1,4 @@
-"""What a worker bears and goes on: a balancer that is wedged, a rollout that cannot be played, a disk that is full."""
+"""What a worker survives: a balancer that is wedged, a rollout that cannot be played, a disk that is full."""
 
 import asyncio
 import errno
@@ -23,23 +23,23 @@ from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, req
 
 
 class Stopped:
-    """A balancer that is stopped as by SIGSTOP: calls of these methods wait until it goes on, if it ever does."""
+    """A balancer that is stopped as by SIGSTOP: calls of these methods wait until it continues, if it ever does."""
 
     def __init__(self, *methods: str) -> None:
         self.now = BalancerService()
         self.methods = methods
-        self.goes_on = asyncio.Event()
+        self.resumed = asyncio.Event()
         self.given_up = 0  # calls
         self.changed = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.now, name)
-        return self._later(method) if name in self.methods and not self.goes_on.is_set() else method
+        return self._later(method) if name in self.methods and not self.resumed.is_set() else method
 
     def _later(self, method: Any) -> Any:
         async def called(*arguments: Any, **named: Any) -> Any:
             try:
-                await self.goes_on.wait()
+                await self.resumed.wait()
             except asyncio.CancelledError:
                 self.given_up += 1
                 self.changed.set()
@@ -67,12 +67,12 @@ async def test_a_balancer_that_is_stopped_for_longer_than_any_call_waits_ends_no
     await one.serve()
     if method == "next_orders":  # else it would have no work to report
         await balancer.is_given_up(2)
-        balancer.goes_on.set()
+        balancer.resumed.set()
     await submit(balancer, requests(20))  # type: ignore[arg-type]
     found = await collect(one, 20)
     if method == "report":
         await balancer.is_given_up(2)
-        balancer.goes_on.set()
+        balancer.resumed.set()
     assert found.keys() == {f"r{i}" for i in range(20)}
     await drained(balancer.now)
     snapshot = await balancer.now.snapshot()
@@ -88,7 +88,7 @@ async def test_a_balancer_that_is_stopped_while_a_worker_registers_is_asked_agai
     await one.start()
     await one.serve()
     await balancer.is_given_up(3)
-    balancer.goes_on.set()
+    balancer.resumed.set()
     await submit(balancer, requests(3))  # type: ignore[arg-type]
     assert len(await collect(one, 3)) == 3
     await one.close()
@@ -137,7 +137,7 @@ async def odd_judge(completion: str, problem: Problem) -> Judgement:
         pytest.param({"judge": odd_judge}, "RecursionError: an odd answer", id="unjudged"),
     ],
 )
-async def test_a_rollout_that_cannot_be_played_is_dropped_by_name_and_the_others_go_on(
+async def test_a_rollout_that_cannot_be_played_is_dropped_by_name_and_the_others_continue(
     parts: dict[str, Any], reason: str
 ):
     balancer = BalancerService()

@@ -37,7 +37,7 @@ class Case:
 
     fault: str
     seed: int
-    outcome: str  # goes on, goes on when started again, ended by itself, hang, not put in
+    outcome: str  # continues, continues when started again, ended by itself, hang, not put in
     notice_s: float | None = None  # until the run said what it had lost
     full_speed_s: float | None = None  # until the first step at full speed began, all parts being there
     dropped: int = 0  # rollouts that the fault itself ended, named by their reason
@@ -49,11 +49,11 @@ class Case:
 
     @property
     def well(self) -> bool:
-        return self.outcome.startswith("goes on") and self.named and not (self.lost or self.twice or self.late)
+        return self.outcome.startswith("continues") and self.named and not (self.lost or self.twice or self.late)
 
 
 class Campaign:
-    """Cases on one run, which goes on from one to the next."""
+    """Cases on one run, which continues from one to the next."""
 
     def __init__(self, run: Run, over_s: float) -> None:
         self._run = run
@@ -89,10 +89,10 @@ class Campaign:
             patience_s=self._over_within_s if kind.ends else UNDO_S,
             parts=self._parts - set(kind.without),
         )
-        outcome = "hang" if over_s is None else "goes on"
+        outcome = "hang" if over_s is None else "continues"
         if len(run.statuses) > first_status:
             status = run.statuses[-1][1]
-            outcome = f"goes on when started again ({status})" if kind.ends and over_s else outcome
+            outcome = f"continues when started again ({status})" if kind.ends and over_s else outcome
             outcome = f"ended by itself ({status})" if not kind.ends else outcome
         lines = run.said[first_line:]
         noticed = [line.at_s for line in lines if any(word in line.line for word in kind.says)]

@@ -39,11 +39,11 @@ class Kind:
     name: str
     fault: Fault
     says: tuple[str, ...] = ()  # each stands in a line of the run; none where nothing is lost
-    ends: bool = False  # the command ends, and goes on where it is given again
+    ends: bool = False  # the command ends, and continues where it is given again
     drops: str = ""  # what stands in the reasons of rollouts that this fault may end
     harmless: bool = False  # nothing may be killed for it
     may_pass: bool = False  # it may meet nobody: then nothing is said, and nothing is lost
-    without: tuple[str, ...] = ()  # parts that the run goes on without
+    without: tuple[str, ...] = ()  # parts that the run continues without
     noticed_within_s: float = math.inf
 
 
@@ -69,7 +69,7 @@ def send(number: signal.Signals, *names: str) -> Fault:
 
 
 def stopped_for(seconds: float, *names: str) -> Fault:
-    """Stopped, and going on before its limit."""
+    """Stopped, and continuing before its limit."""
 
     def fault(run: Run) -> None:
         _stop([found(run, name) for name in names], seconds)
@@ -135,7 +135,7 @@ def during(phase: str, fault: Fault) -> Fault:
 
 
 def held(phase: str, fault: Fault) -> Fault:
-    """In this phase, which does not go on before the fault is in."""
+    """In this phase, which does not continue before the fault is in."""
 
     def put_in(run: Run) -> Undo | None:
         hold = run.control / f"hold {phase}"

@@ -1,7 +1,7 @@
 """`python -m tests.chaos.healthy`: does the detector leave alone what is merely slow?
 
 `make train`'s command, several times at once, beside two busy loops; now and then all of a run's processes are stopped
-together for 10 s, as a laptop that sleeps does, and go on. Nothing may be killed or lost, neither actors nor the
+together for 10 s, as a laptop that sleeps does, and continue. Nothing may be killed or lost, neither actors nor the
 sandbox's cells. All runs have one seed; a program whose time is over while it is stopped may make a figure differ.
 """
 

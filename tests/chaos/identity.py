@@ -116,8 +116,8 @@ def play(
         run.keep_up()
         if not run.wait(lambda reached=reached: run.steps() > reached or _ended(run, steps), over_s):
             raise TimeoutError(f"the run did not come back after kill {kill + 1}")
-        going_on = [line.line for line in run.said[said:] if "resuming after step" in line.line]
-        saved = going_on[0] if going_on else f"{reached}"
+        resumed = [line.line for line in run.said[said:] if "resuming after step" in line.line]
+        saved = resumed[0] if resumed else f"{reached}"
         lost = reached - int(saved.rpartition(" ")[2])
         costs.append({"kill": kill + 1, "after_step": reached, "steps_lost": lost,
                       "caught_up_s": round(time.monotonic() - killed_s, 1)})  # fmt: skip
@@ -126,7 +126,7 @@ def play(
 
 
 def repeats_ended_steps(options: argparse.Namespace, folder: Path, policy: Path) -> int:
-    """Whether steps that had ended at a kill end the same way in the run that goes on."""
+    """Whether steps that had ended at a kill end the same way in the run that continues."""
     recorded = ("--checkpoint.trajectories-every-steps", "1", "--checkpoint.every-steps", "6")
     ahead = ("--staleness", str(options.staleness), "--evaluate.every-steps", "0")
     run, before = Run(folder / "killed", policy, steps=options.steps, options=(*recorded, *ahead)), list[Ended]()

@@ -2,9 +2,9 @@
 
 With a rank and a replica on each, the node's parts find room on another node, or it comes back, or neither, and then
 the run ends and says so. Where a node can have a network of its own here (`has_far`), it is cut off too, or halted with
-all that is on it, until Ray gives it up, and is back once the run goes on without it. With one rank the node without it
-is lost, and with it a replica alone and the trajectories that lie there. With `--smaller` the command is given with
-`--on-insufficient-resources scale-down`, and goes on with what is left.
+all that is on it, until Ray gives it up, and is back once the run continues without it. With one rank the node without
+it is lost, and with it a replica alone and the trajectories that lie there. With `--smaller` the command is given with
+`--on-insufficient-resources scale-down`, and continues with what is left.
 """
 
 import argparse
@@ -105,7 +105,7 @@ class Far:
         _ip("link", "set", self._link, "up")
 
     def pause(self) -> None:
-        """All that is on it, as a machine that is halted: what it was doing it goes on with at `wake`."""
+        """All that is on it, as a machine that is halted: what it was doing it continues with at `wake`."""
         self._paused = self.processes()
         for process in self._paused:
             _send(process, signal.SIGSTOP)
@@ -183,7 +183,7 @@ class Nodes:
 
     def cut(self, seconds: float) -> None:
         """The node that joined last neither hears nor is heard for so long: its link is down, or its raylet is stopped,
-        and its workers go on."""
+        and its workers continue."""
         if isinstance(self._other, Far):
             self._other.cut()
             time.sleep(seconds)
@@ -313,7 +313,7 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
         assert run.driver is not None
         run.driver.wait(ENDS_S)
         if not smaller:
-            nodes.join()  # and the same command goes on
+            nodes.join()  # and the same command continues
 
     said = ("was lost, with",)
     if ranks == 1:
@@ -342,7 +342,7 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
 
 
 def _given_up(nodes: Nodes, said: tuple[str, ...]) -> list[Kind]:
-    """Of a node that is cut off for longer than Ray waits; it is back once the run goes on, or has begun to."""
+    """Of a node that is cut off for longer than Ray waits; it is back once the run continues, or has begun to."""
 
     def given_up_and_another(run: Run) -> Any:
         far = nodes.given_up(run, Far.cut, Far.hint)
@@ -400,7 +400,7 @@ def main() -> int:
     parser.add_argument(
         "--smaller",
         action="store_true",
-        help="two ranks, of which one goes on with --on-insufficient-resources scale-down",
+        help="two ranks, of which one continues with --on-insufficient-resources scale-down",
     )
     parser.add_argument("--over-s", type=float, default=OVER_S, help="a fault that is not over then is a hang [s]")
     parser.add_argument("--folder", default="", help="where the run and its log go; a temporary folder")

@@ -197,7 +197,7 @@ class OnAnotherGpu:
             yield TensorBucket(bucket.entries, data[: len(bucket.data)])
 
 
-async def test_a_checkpoint_of_a_gpu_goes_on_there(rank: Any, tmp_path: Path):
+async def test_a_checkpoint_of_a_gpu_continues_there(rank: Any, tmp_path: Path):
     rank.save_checkpoint(tmp_path, {"said": 1})
     rank.written()
     before = rank.logprobs([draw_rows(4)])
@@ -207,7 +207,7 @@ async def test_a_checkpoint_of_a_gpu_goes_on_there(rank: Any, tmp_path: Path):
     assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in zip(before, after, strict=True))
 
 
-async def test_an_engine_killed_in_a_publish_is_reported_and_the_rank_goes_on(engine: Engine, rank: Any):
+async def test_an_engine_killed_in_a_publish_is_reported_and_the_rank_continues(engine: Engine, rank: Any):
     """The last test of this file: the engine does not come back."""
     import torch
 

@@ -118,7 +118,7 @@ def ended_with(status: int, options: list[str], after_five: Any, monkeypatch: py
 
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_goes_on(
+def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_continues(
     number: signal.Signals,
     options: list[str],
     tmp_path: Path,

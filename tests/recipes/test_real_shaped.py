@@ -150,7 +150,7 @@ def problems_are_prepared(journey: Journey) -> None:
     assert dropped["answer is not an integer"] > 0 and dropped["shares 8 words in a row with exam"] == 1
 
 
-def is_stopped_by_sigterm_and_goes_on(journey: Journey, command: list[str]) -> None:
+def is_stopped_by_sigterm_and_continues(journey: Journey, command: list[str]) -> None:
     """In its first RL step; the same command ends the stage."""
     with journey.started(command) as process:
         journey.until("stage1 1/", process)
@@ -323,7 +323,7 @@ def test_a_base_model_becomes_an_agent_that_others_can_serve(tmp_path: Path):
     problems_are_prepared(journey)
     both = journey.training("-c", f"{SFT_AND_STAGE_1}; launch([SFT, STAGE_1])", "--model", str(journey.base))
     conversations_file = str(journey.root / "conversations.jsonl")
-    is_stopped_by_sigterm_and_goes_on(
+    is_stopped_by_sigterm_and_continues(
         journey, [*both, "--sft.data", conversations_file, "--sft.steps", str(SHORT.sft_steps)]
     )
     evaluated = {row["stage"]: row for row in read_rows(journey.run_dir / "evaluations.jsonl")}
@@ -346,7 +346,7 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
     sft = ["recipes/sft.py", "--model", str(journey.base), "--sft.data", str(tmp_path / "conversations.jsonl")]
     said = journey.done(journey.training(*sft, "--sft.steps", str(LONG.sft_steps)))
     assert "sft: left out 1" in said and "sft held-out: avg@2" in said
-    is_stopped_by_sigterm_and_goes_on(journey, journey.training("recipes/stage1.py"))
+    is_stopped_by_sigterm_and_continues(journey, journey.training("recipes/stage1.py"))
     is_evaluated(journey)
     the_exported_folder_is_a_hugging_face_folder(journey)
     talking = ["--model", str(journey.policy), "--temperature", "0", "--tools.use", *TOOLS]

@@ -298,7 +298,7 @@ COMPUTES = {
 
 
 @pytest.mark.long
-def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Path):
+def test_a_run_that_continues_may_move_but_not_compute_something_else(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
     for name, value in COMPUTES.items():
         with RunDir.open(tmp_path / name, "stage1", asdict(config), may_differ=may_change(config)):

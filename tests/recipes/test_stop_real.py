@@ -96,7 +96,7 @@ def test_a_job_that_is_stopped_ends_in_its_own_time_also_one_that_is_started_aga
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_stopped_in_a_step_keeps_it_leaves_nothing_and_goes_on_to_its_end(
+def test_a_stage_that_is_stopped_in_a_step_keeps_it_leaves_nothing_and_continues_to_its_end(
     dashboard: str, tmp_path: Path
 ):
     from ray.job_submission import JobStatus, JobSubmissionClient

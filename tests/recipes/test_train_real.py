@@ -1,4 +1,4 @@
-"""The whole recipe as a user starts it: every actor real, killed in stage 2, gone on with, and an update replayed."""
+"""The whole recipe as a user starts it: every actor real, killed in stage 2, resumed, and an update replayed."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def name_of(process: psutil.Process) -> str:
     return ""
 
 
-def test_a_run_killed_in_stage_2_goes_on_and_ends_with_a_report(tmp_path: Path):
+def test_a_run_killed_in_stage_2_continues_and_ends_with_a_report(tmp_path: Path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     (tmp_path / "mine.py").write_text(REWARD)
     first = start(run_dir, log)

@@ -63,7 +63,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "a folder"])
 @pytest.mark.parametrize("name", FILES)
-def test_each_command_goes_on_without_it_or_ends_with_a_line(
+def test_each_command_continues_without_it_or_ends_with_a_line(
     name: str, damage: str, run: Path, capsys: pytest.CaptureFixture[str]
 ):
     data = (run / name).read_bytes()

@@ -61,7 +61,7 @@ def test_a_gap_in_its_own_ticks_condemns_nobody():
     assert detector.tick(169.0) == []
     detector.heard("a", work=1, progress=3)
     found = [(second, w.name) for second in range(170, 181) for w in detector.tick(float(second))]
-    assert found == [(175, "a"), (177, "b")]  # both limits go on being counted by the ticks it made
+    assert found == [(175, "a"), (177, "b")]  # both limits are still counted by the ticks it made
 
 
 def test_a_detector_that_is_slow_at_every_tick_still_finds_the_silent():

@@ -85,7 +85,7 @@ class Schedule:
             one.begun, one.replica = self.ended, -1
             if one.tokens and (one.tokens[0] < self.rule.oldest(draw) or max(one.tokens) > self.newest):
                 if max(one.tokens) > self.newest:
-                    self.faults.append(f"draw {draw} goes on from tokens of weights that are not back yet")
+                    self.faults.append(f"draw {draw} continues from tokens of weights that are not back yet")
                 one.left, one.tokens = one.left + len(one.tokens), []
         self.rollouts[draw] = kept
 
@@ -137,7 +137,7 @@ class Schedule:
         return False
 
     def _kill(self) -> None:
-        """The run goes on from its checkpoint; finished turns are in the journal."""
+        """The run continues from its checkpoint; finished turns are in the journal."""
         rng = self.rng
         self.kills -= 1
         self.journal |= self.rollouts | {step: self.trained.pop(step) for step in [*self.trained] if step > self.saved}

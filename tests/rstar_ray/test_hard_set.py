@@ -124,7 +124,7 @@ async def killed(path: Path, config: RunConfig = SMALL) -> set[str]:
     return {row["id"] for row in read_rows(log)}
 
 
-async def test_a_choice_that_was_killed_goes_on_with_the_problems_that_are_missing_to_the_same_end(
+async def test_a_choice_that_was_killed_continues_with_the_problems_that_are_missing_to_the_same_end(
     tmp_path: Path, logged: list[str]
 ):
     whole = Watched(often_right())
@@ -189,7 +189,7 @@ def reached(path: Path, stage: str, skill: float) -> RunDir:
 
 OTHER_POLICIES: dict[str, Callable[[Path], object]] = {
     "the stage before ended anew": lambda path: reached(path, "stage2", 0.6),
-    "the stage has gone on": lambda path: reached(path, "stage3", 0.5),
+    "the stage has continued": lambda path: reached(path, "stage3", 0.5),
     "another folder": lambda path: with_model(path.parent, "other"),
     "other weights in it": lambda path: (path.parent / "mine" / "weights").write_text("theirs"),
 }
@@ -228,7 +228,7 @@ async def test_of_other_problems_those_that_read_the_same_are_not_asked_for_agai
     assert rest.problems == {one.id for one in more} - finished | {min(finished)}
 
 
-async def test_a_choice_that_is_asked_to_stop_keeps_what_is_known_and_goes_on(tmp_path: Path):
+async def test_a_choice_that_is_asked_to_stop_keeps_what_is_known_and_continues(tmp_path: Path):
     hard = await chosen(tmp_path / "whole", Watched(often_right()))
     looks = iter([False, False, True])
     with pytest.raises(Stopped, match=r"^stopped while choosing the hard set, 3 of 12 problems in$"):

@@ -127,7 +127,7 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
 
 
 @pytest.mark.parametrize("name", ["stage3/filter/0a1b/0-p/3", "evaluate/stage1/held-out/step-7/0a1b/0-p/3"])
-async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(name: str, tmp_path: Path):
+async def test_evaluations_and_the_choice_of_a_hard_set_continue_as_training_does(name: str, tmp_path: Path):
     states = await played(start(name))
     write(tmp_path, states[:2])
     assert journaled(tmp_path, [start(name)], {0: 7}) == {name: states[1]}

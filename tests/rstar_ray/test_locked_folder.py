@@ -71,9 +71,7 @@ class Killed(BaseException):
     """What no handler of a fault takes for one."""
 
 
-def test_a_clearing_that_is_killed_half_way_is_gone_on_with_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_clearing_that_is_killed_half_way_is_continued_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dead = LockedFolder("kind-", parent=str(tmp_path))
     for name in ("first", "second"):
         (dead.path / name).write_text("x")

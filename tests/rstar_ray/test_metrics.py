@@ -89,7 +89,7 @@ def test_a_row_of_an_older_version_is_read_under_todays_names():
     assert current_row(row) == row
 
 
-def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path, logged: list[str]):
+def test_a_sink_that_fails_is_a_shown_line_and_the_others_continue(tmp_path: Path, logged: list[str]):
     class Full:
         def write(self, *_: object) -> None:
             raise OSError("no space left on device")
@@ -119,7 +119,7 @@ def events(folder: str) -> Any:
     return EventAccumulator(folder)
 
 
-def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
+def test_resuming_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
     with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=9) as log:
         for step in (1, 2, 3):
             log.write(StepMetrics(stage="sft", step=step, values={"loss": 1.0}))

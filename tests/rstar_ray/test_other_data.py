@@ -1,4 +1,4 @@
-"""A stage goes on with what it was begun on, or not at all: its position is one in that."""
+"""A stage continues with what it was begun on, or not at all: its position is one in that."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -52,7 +52,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-async def test_a_stage_does_not_go_on_with_other_problems(what: str, tmp_path: Path):
+async def test_a_stage_does_not_continue_with_other_problems(what: str, tmp_path: Path):
     await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
     before = read_json(tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json")
     with pytest.raises(ConfigError, match=r"--data\.train: stage1 reached step 2 with other problems than mine.jsonl"):
@@ -62,7 +62,7 @@ async def test_a_stage_does_not_go_on_with_other_problems(what: str, tmp_path: P
     assert ended["data"] == before["data"] == digest_of_problems(PROBLEMS)
 
 
-async def test_a_hard_set_goes_on_where_only_what_was_not_chosen_changed(tmp_path: Path):
+async def test_a_hard_set_continues_where_only_what_was_not_chosen_changed(tmp_path: Path):
     config = with_values(SMALL, {"stage": "stage3", "drop_solved": True})
     await trained(config, PROBLEMS, tmp_path, stops_after=1)
     chosen = set(read_json(tmp_path / "stage3-problems.json"))
@@ -78,7 +78,7 @@ async def test_a_hard_set_goes_on_where_only_what_was_not_chosen_changed(tmp_pat
     await trained(config, [*others, replace(kept, id="more")], tmp_path)
 
 
-async def test_sft_does_not_go_on_with_other_conversations(tmp_path: Path):
+async def test_sft_does_not_continue_with_other_conversations(tmp_path: Path):
     config = with_values(SMALL, {"stage": "sft"})
     rows = [SftExample(np.arange(9), np.ones(9, dtype=bool), name=f"said.jsonl:{n}") for n in range(1, 8)]
 

@@ -128,7 +128,7 @@ async def test_a_failed_call_is_counted_by_its_outcome_not_its_text():
     assert trajectory.summary.num_failed == 1
 
 
-async def test_a_call_that_cannot_be_parsed_gets_its_error_back_and_the_rollout_goes_on():
+async def test_a_call_that_cannot_be_parsed_gets_its_error_back_and_the_rollout_continues():
     state = await play(["<tool_call>{oops</tool_call>", answer("3")])
     assert state.turns[0].tool_results[0].outcome is Outcome.INVALID
     assert "could not be read" in CHAT.decode(state.response_ids)
@@ -164,13 +164,13 @@ async def test_a_prompt_above_the_context_is_refused_without_a_token():
     assert trajectory.summary.num_response_tokens == 0 and trajectory.summary.reward == 0.0
 
 
-async def test_a_rollout_goes_on_elsewhere_from_its_last_finished_turn():
+async def test_a_rollout_continues_elsewhere_from_its_last_finished_turn():
     said = [call("oops"), call("1+2"), answer("3")]
     wanted = request()
     whole = await play(said)
     first = ScriptedEngine(said)
     start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    moved = await run_rollout(start, generate=first, execute=AddingSandbox(), chat=CHAT, go_on=lambda _: False)
+    moved = await run_rollout(start, generate=first, execute=AddingSandbox(), chat=CHAT, may_continue=lambda _: False)
     assert moved.stop_reason is None and len(moved.turns) == 1
     resumed = await run_rollout(moved, generate=ScriptedEngine(said[1:]), execute=AddingSandbox(), chat=CHAT)
     assert resumed.response_ids == whole.response_ids
@@ -191,7 +191,7 @@ async def test_a_turn_that_is_sampled_again_elsewhere_is_the_same_request():
     whole = await run_rollout(state, generate=Recording(said), execute=AddingSandbox(), chat=CHAT)
     (at_once, asked) = (asked, [])
     state = await run_rollout(
-        state, generate=ScriptedEngine(said), execute=AddingSandbox(), chat=CHAT, go_on=lambda _: False
+        state, generate=ScriptedEngine(said), execute=AddingSandbox(), chat=CHAT, may_continue=lambda _: False
     )
     with pytest.raises(EngineError):
         await run_rollout(state, generate=Recording([], fails_at=0), execute=AddingSandbox(), chat=CHAT)
@@ -347,7 +347,7 @@ async def test_where_a_tool_with_state_stands_goes_with_the_rollout():
     wanted = request()
     start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
     state = await run_rollout(
-        start, generate=ScriptedEngine([call("x")]), execute=execute, chat=CHAT, go_on=lambda _: False
+        start, generate=ScriptedEngine([call("x")]), execute=execute, chat=CHAT, may_continue=lambda _: False
     )
     assert state.memories == {"notes": ToolMemory(calls=1, snapshot="x")}
     assert state.turns[0].tool_results[0].memory is None  # not kept twice

@@ -332,7 +332,7 @@ def test_a_whole_checkpoint_that_a_person_quarantined_is_whole_and_one_under_ano
     assert logged == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
 
 
-async def test_a_copy_by_hand_is_neither_gone_on_from_nor_touched(tmp_path: Path, logged: list[str]):
+async def test_a_copy_by_hand_is_neither_resumed_from_nor_touched(tmp_path: Path, logged: list[str]):
     run_dir = RunDir(tmp_path)
     write(run_dir, "stage1", 10)
     copy = run_dir.checkpoints_path / "stage1-step-000010.bak"

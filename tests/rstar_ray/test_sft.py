@@ -111,7 +111,7 @@ def test_qwen3s_template_drops_earlier_thoughts_so_a_new_question_begins_a_new_r
     assert "<think>\nfirst" not in second and "<think>\nthird" in second and "answer one" in second
 
 
-def test_a_turn_without_a_thought_is_as_it_is_sampled_and_the_rollout_goes_on_from_it():
+def test_a_turn_without_a_thought_is_as_it_is_sampled_and_the_rollout_continues_from_it():
     chat = family_chat("qwen3")
     (row,) = rows_of(chat, MESSAGES)  # the template takes the first turn's empty thought away when the answer comes
     trained = chat.decode(row.token_ids[row.loss_mask].tolist())

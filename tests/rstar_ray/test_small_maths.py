@@ -49,7 +49,7 @@ def test_a_reward_that_is_no_number_is_refused():
             group_advantages([1.0, wrong], deviation="population")
 
 
-def test_every_item_is_drawn_once_per_epoch_and_drawing_goes_on_from_a_saved_position():
+def test_every_item_is_drawn_once_per_epoch_and_drawing_resumes_from_a_saved_position():
     items = list(range(7))
     whole, _ = draw(items, 14, DataPosition(), seed=1, stage="s")
     assert sorted(whole[:7]) == sorted(whole[7:]) == items
@@ -69,7 +69,7 @@ def problems_of(**sizes: int) -> list[Problem]:
     ]
 
 
-def test_a_mix_draws_each_source_by_its_weight_and_floor_and_goes_on_from_a_saved_position():
+def test_a_mix_draws_each_source_by_its_weight_and_floor_and_resumes_from_a_saved_position():
     problems, weights = problems_of(math=30, rare=4, search=20, other=9), {"math": 3.0, "search": 1.0, "rare": 0.05}
 
     def draws(first: int, last: int, position: DataPosition) -> tuple[list[list[Problem]], DataPosition]:

@@ -157,7 +157,7 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert all("no space left" in line or "no module" in line for line in lines)
 
 
-async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: Path, logged: list[str]):
+async def test_a_run_continues_without_its_rows_of_metrics_and_says_so(tmp_path: Path, logged: list[str]):
     config = stage("stage1", steps=3)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
@@ -222,7 +222,7 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
 
 
 @pytest.mark.long
-async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_forgotten(
+async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_continues_from_is_forgotten(
     tmp_path: Path, logged: Logged
 ):
     config = stage("stage1", evaluate__every_steps=2, checkpoint__every_steps=4, steps=8)
@@ -334,7 +334,7 @@ async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(
     assert end.step == 12 and read_json(end.path / "progress.json")["policy_version"] == 10
 
 
-async def test_a_run_stops_after_bad_updates_in_a_row_and_goes_on_behind_their_batches(tmp_path: Path):
+async def test_a_run_stops_after_bad_updates_in_a_row_and_continues_behind_their_batches(tmp_path: Path):
     """A run that is started again does not draw the batches that stopped it."""
     learner = Diverging(SkilledPolicy())
     seen: list[list[str]] = []
@@ -406,7 +406,7 @@ class StoppingRollouts(LocalRollouts):
                 raise Stop
 
 
-async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_path: Path):
+async def test_an_interrupted_evaluation_continues_and_computes_nothing_twice(tmp_path: Path):
     sets = {"easy": adding_problems(20), "hard": adding_problems(30, seed=1)}
     context = fake_context(SkilledPolicy())
     model = tmp_path / "model"
@@ -424,11 +424,11 @@ async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_
     rows = [row for path in (tmp_path / "a" / "evaluations").iterdir() for row in read_rows(path)]
     assert 0 < len(rows) < 50 and not (tmp_path / "a" / "evaluations.jsonl").exists()
     rest = StoppingRollouts(SkilledPolicy())
-    gone_on = await run_evaluation(
+    resumed = await run_evaluation(
         SMALL, sets, in_run(replace(context, rollouts=rest), tmp_path / "a"), step=0, model=model
     )
     assert rest.played == 4 * (50 - len(rows)) and not turns.exists()
-    assert gone_on == await run_evaluation(SMALL, sets, in_run(context, tmp_path / "b"), step=0, model=model)
+    assert resumed == await run_evaluation(SMALL, sets, in_run(context, tmp_path / "b"), step=0, model=model)
     assert [row["set"] for row in read_rows(tmp_path / "a" / "evaluations.jsonl")] == ["easy", "hard"]
 
     (model / "model.safetensors").write_bytes(b"other weights")
@@ -472,7 +472,7 @@ async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_fix(t
 
 
 @pytest.mark.long
-async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path, logged: Logged):
+async def test_a_stopped_stage_continues_to_the_same_end_as_one_that_was_not(tmp_path: Path, logged: Logged):
     whole, stopped = SkilledPolicy(), SkilledPolicy()
     await run_stage(stage("stage1"), whole, tmp_path / "whole")
 
@@ -493,7 +493,7 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
 
 
 @pytest.mark.long
-async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_to_the_same_end(tmp_path: Path):
+async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_continues_to_the_same_end(tmp_path: Path):
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "whole")
     for name, asked_at in (("stopped", 3), ("again", 7)):
@@ -517,7 +517,7 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
     ]
 
 
-async def test_a_stop_between_the_last_checkpoint_and_its_mark_goes_on(tmp_path: Path):
+async def test_a_stop_between_the_last_checkpoint_and_its_mark_continues(tmp_path: Path):
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
     (tmp_path / "run" / "finished" / "stage1.json").unlink()

@@ -65,7 +65,7 @@ def folder(path: Path, step: int) -> Path:
     return path / "checkpoints" / f"stage1-step-{step:06d}"
 
 
-async def test_a_run_that_goes_on_is_taught_what_its_checkpoint_had_once_its_version_is_published(
+async def test_a_run_that_continues_is_taught_what_its_checkpoint_had_once_its_version_is_published(
     tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)
@@ -111,7 +111,7 @@ async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_t
         (b"\xff\xfe", "ConfigError: "),
     ],
 )
-async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_goes_on_untaught(
+async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_continues_untaught(
     learned: bytes, said: str, tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)

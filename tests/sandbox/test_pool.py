@@ -217,7 +217,7 @@ async def test_cells_are_replaced_after_their_share_of_calls():
 
 
 async def test_a_shortage_of_descriptors_passes():
-    """Supervision goes on, and what died meanwhile is replaced once there is room again."""
+    """Supervision continues, and what died meanwhile is replaced once there is room again."""
     async with derived.pool(slots=1, spare_cells=0, warm=LEAN) as pool:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))

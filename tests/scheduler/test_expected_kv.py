@@ -174,7 +174,7 @@ def test_the_risk_follows_from_what_engines_have_measured_and_from_how_long_roll
     assert caution.risk == pytest.approx(0.025)
 
 
-def test_every_group_is_probed_four_times_in_turn_before_any_goes_on():
+def test_every_group_is_probed_four_times_in_turn_before_any_continues():
     world = World(2_000_000)
     world.balancer.submit([load(f"g{group}/{n}") for group in range(3) for n in range(6)])
     order = [name for name, _ in world.decide()]

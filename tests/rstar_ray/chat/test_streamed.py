@@ -24,7 +24,7 @@ def test_thoughts_and_words_are_distinguished_and_calls_kept_back(size: int):
     assert shown(pieces) == [("said", "Let < me "), ("thought", "so </thin k"), ("said", "\nsay 1 < 2.\n and on <")]
 
 
-def test_a_thought_that_the_prompt_opened_goes_on_until_it_is_closed():
+def test_a_thought_that_the_prompt_opened_continues_until_it_is_closed():
     assert shown(["so", "</think>yes"], inside=True) == [("thought", "so"), ("said", "yes")]
 
 

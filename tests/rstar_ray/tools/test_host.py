@@ -154,7 +154,7 @@ async def test_a_host_says_what_would_be_lost_with_it():
     assert forgets.at_stake() == AtStake()
 
 
-async def test_who_goes_on_with_a_rollout_ends_its_state_though_it_never_calls():
+async def test_who_continues_with_a_rollout_ends_its_state_though_it_never_calls():
     host = host_of(Joined)
     await say(host, "a", holder="a")
     host.take_over("r", "b")
