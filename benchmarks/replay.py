@@ -55,7 +55,7 @@ CALL, ANSWER, FILLER = 5, 6, 7
 
 The last token but one says how much the tool answers, so at most a vocabulary's size."""
 DRAIN_S = 10.0
-"""Longest until the balancer has heard of the last end."""
+"""Longest until the balancer has received the last end."""
 LONGEST_S = 600.0
 """A replay."""
 LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40

@@ -1,7 +1,7 @@
 """Distributions of rollouts by name: what a placement rule may meet, and should not have to expect.
 
 Legend: G prompt groups, S siblings; lengths are tokens of a whole response. Every kind is a step of training, and has a
-step before it (`earlier`), drawn anew from the same distribution, or from one that has shifted since. `family` draws a
+step before it (`earlier`), drawn again from the same distribution, or from one that has shifted since. `family` draws a
 distribution, too: its number says which, so that a rule can be tried on some that nobody has looked at.
 """
 

@@ -2,7 +2,7 @@
 # One run over the nodes of one Slurm job, from a repository that all nodes see (make setup TARGET=rocm, or cuda, done):
 #   sbatch --nodes 8 deploy/slurm.sh recipes/train.py --scale mi300x-64 --model ... --sft.data ... --data.train ... --run-dir /shared/runs/first
 # In containers (pyxis): CONTAINER=/shared/rstar-ray.sqsh sbatch ..., with the paths that the job needs in MOUNTS.
-# The same command again goes on from the newest checkpoint.
+# The same command again resumes from the newest checkpoint.
 #SBATCH --job-name=rstar_ray
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1

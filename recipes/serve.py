@@ -128,8 +128,8 @@ class AgentAnswers:
             raise BadRequest("messages: with --run-tools the last one must be of the user")
         said, thought, end = "", "", Heard(kind="end")
         sampling = request.sampling(self._sampling)
-        heard_of = self._talker.answer(request.messages, max_tokens=request.max_tokens, sampling=sampling)
-        async for heard in heard_of:
+        parts = self._talker.answer(request.messages, max_tokens=request.max_tokens, sampling=sampling)
+        async for heard in parts:
             delta = delta_of(heard)
             said += delta.get("content", "")
             thought += delta.get("reasoning_content", "")

@@ -16,7 +16,7 @@ MAX_CHARS = 200
 """Longest value that a message shows."""
 
 
-def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list[str]:
+def different_settings(model: Path, now: Any, *, but: Collection[str] = ()) -> list[str]:
     """One message, with the option, per setting in `ASKED` that differs from the stage that wrote `model`.
 
     `now`: a tree with some of a run's settings; `but`: settings to ignore. Empty for a folder that no run wrote, or

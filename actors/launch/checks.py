@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from actors.agents.agent_command import OPTION, command_of
-from actors.launch.changed_settings import asked_otherwise
+from actors.launch.changed_settings import different_settings
 from actors.launch.checkpoint_space import checkpoint_lines
 from actors.launch.datasets import heldout_problems, problem_sets, sft_plan, split, that_fit, training_problems
 from actors.launch.datasets import tell_too_long as show_too_long
@@ -308,7 +308,7 @@ def _disk(start: Start) -> None:
 
 def _settings(start: Start) -> None:
     """Report settings that differ from those the policy was trained with, and the values of `auto`."""
-    for line in asked_otherwise(start.model, start.ahead[0]) if start.ahead else ():
+    for line in different_settings(start.model, start.ahead[0]) if start.ahead else ():
         log.info(line)
     trained = [config for config in start.ahead if config.stage in STAGES[1:]]
     chosen = {config.correction: config for config in trained if config.algorithm.correction == "auto"}

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from actors.generation.vllm_calls import VllmCalls
-from actors.launch.changed_settings import asked_otherwise
+from actors.launch.changed_settings import different_settings
 from actors.launch.start_model import model_context_tokens
 from actors.talk.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
 from rstar_ray.agent.rollout import answer_calls
@@ -178,7 +178,7 @@ async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) 
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
     chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
-    for line in asked_otherwise(
+    for line in different_settings(
         folder, config, but=("tools.environment", "tools.environments")
     ):  # in a talk the person is there for it
         print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is not part of them

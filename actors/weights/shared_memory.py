@@ -77,7 +77,7 @@ def shared_buckets(
 def _held(path: Path, lay_out: Callable[[int], None], total: int, deadline_s: float) -> tuple[int, bool]:
     """A descriptor of the whole file that holds it there by a shared lock, and whether it was laid out by this call.
 
-    A lock for oneself is that of whoever lays out. The kernel lets go of the locks of the dead.
+    A lock for oneself is that of whoever lays out. The kernel releases the locks of processes that ended.
     """
     until, laid_out = time.monotonic() + deadline_s, False
     while True:

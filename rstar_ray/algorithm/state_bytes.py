@@ -72,7 +72,7 @@ def rank_bytes(parameters: float, *, dtype: Dtype, zero: int, ranks: int) -> Ran
     """What a rank holds of so many trained parameters while gradients are added up.
 
     ZeRO spreads the optimizer's state over the ranks (1 and above), gradients too (2 and above), weights too (3). In
-    float32 ZeRO-1 lets go of other ranks' gradients as well once they are added up; those of a model that fits into
+    float32 ZeRO-1 frees other ranks' gradients as well once they are added up; those of a model that fits into
     one bucket never leave it.
 
     >>> rank_bytes(1e9, dtype="bfloat16", zero=3, ranks=4).state / 1e9

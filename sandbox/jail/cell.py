@@ -230,7 +230,7 @@ def address_space_bytes() -> int:
 
 
 def main(channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, isolated: bool) -> None:
-    """Serve until the pool lets go, then end this process."""
+    """Serve until the pool closes the channel, then end this process."""
     try:
         os.environ.update(HOME=jail.home, TMPDIR=jail.home)
         cell = Cell(channel, jail, warmth, space, isolated=isolated)

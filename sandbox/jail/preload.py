@@ -168,11 +168,11 @@ def _warm_sympy() -> Callable[[int | None], None]:
     sympy.diff(sympy.log(x) / x, x)
     sympy.latex(sympy.sqrt(x) / 2)
     str(sympy.N(sympy.pi, 30))
-    begin_anew: Any = _random.Random.seed
+    reseed_from_entropy: Any = _random.Random.seed
 
     def reseed(seed: int | None) -> None:
         if seed is None:
-            begin_anew(rng)
+            reseed_from_entropy(rng)
         else:
             rng.seed(seed)
 

@@ -37,7 +37,7 @@ def after(state: RolloutState, *versions: int) -> RolloutState:
 
 
 async def test_a_turn_that_several_versions_sampled_counts_where_all_of_their_weights_are_known(tmp_path: Path):
-    """A turn may end before the worker hears of the new version."""
+    """A turn may end before the worker receives the new version."""
     writer = JournalWriter(TurnJournal(tmp_path, "generation/0-a"))
     writer.serve(3, 7)
     ends: dict[str, RolloutState] = {}

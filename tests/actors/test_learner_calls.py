@@ -82,7 +82,7 @@ class FakeRank:
         if meets == "dies":
             self.gone = True
             raise ActorUnavailableError("the line is cut", None)
-        if meets == "starts anew":
+        if meets == "starts again":
             self.incarnation = "two"
             raise ActorUnavailableError("the line is cut", None)
         if isinstance(meets, Exception):
@@ -137,7 +137,7 @@ async def test_a_rank_that_answers_again_is_asked_again_and_does_nothing_twice(b
     assert killed == []
 
 
-@pytest.mark.parametrize("end", ["dies", "starts anew"])
+@pytest.mark.parametrize("end", ["dies", "starts again"])
 async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: str, killed: list[Any]):
     learner = await learner_of(FakeRank(), FakeRank(end))
     with pytest.raises(RankLost, match="learner/rank-1 died during loading weights"):

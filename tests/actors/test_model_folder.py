@@ -123,7 +123,7 @@ def test_a_folder_without_safetensors_or_without_one_of_its_shards_is_refused(tm
 
 
 def test_the_index_says_which_files_count(tmp_path: Path):
-    """Some folders hold the same weights once more under other names."""
+    """Some folders hold the same weights twice, under other names."""
     folder = save_policy(tmp_path, num_hidden_layers=1)
     names = list(load_file(folder / "model.safetensors"))
     save_file({"tok_embeddings.weight": np.zeros(3)}, folder / "consolidated.safetensors")

@@ -399,7 +399,7 @@ async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights
     assert run.balancer.calls == [1]
 
 
-async def test_an_engine_that_does_not_come_up_is_started_once_more_where_it_has_served_before(run: Run):
+async def test_an_engine_that_does_not_come_up_is_started_again_where_it_has_served_before(run: Run):
     await run.replicas.publish(FIRST)
     run.second.no_start = 2
     run.second.kill()

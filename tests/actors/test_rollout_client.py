@@ -302,7 +302,7 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
     await client.close()
 
 
-async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_is_not_played_again():
+async def test_what_had_ended_on_a_lost_replica_before_the_balancer_noticed_is_not_played_again():
     balancer = RemoteBalancer()
     for name in ("generation/0", "generation/1"):
         await balancer.now.register(registration(name, 100_000, max_running=64, block_tokens=16))

@@ -40,12 +40,12 @@ class Starts:
 
 
 class FakeExecutor:
-    """Echoes code; "slow" waits to be let go, fails for our reasons while `broken`, dies while `dead`."""
+    """Echoes code; "slow" waits to be released, fails for our reasons while `broken`, dies while `dead`."""
 
     def __init__(self, *, broken: bool = False, dead: bool = False) -> None:
         self.broken, self.dead = broken, dead
         self.batches: list[list[ExecutionRequest]] = []
-        self.let_go = asyncio.Event()
+        self.released = asyncio.Event()
         self.run = self
         self.start = Starts()
 
@@ -62,7 +62,7 @@ class FakeExecutor:
         slow = [item for item in batch if item[1].code == "slow"]
         yield _ready([(number, self._answer(work)) for number, work in batch if (number, work) not in slow])
         if slow:
-            await self.let_go.wait()
+            await self.released.wait()
             yield _ready([(number, self._answer(work)) for number, work in slow])
 
     def _answer(self, work: ExecutionRequest) -> Answer:

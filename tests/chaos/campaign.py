@@ -19,7 +19,7 @@ from tests.chaos.run import Run
 
 START_S = 1_800.0
 OVER_S = 300.0
-"""Longest until full speed is back, unless asked otherwise: a run ends 90 s after its head has stopped, starting again
+"""Longest until full speed is back, by default: a run ends 90 s after its head has stopped, starting again
 takes 60 s, and beside other work all of it does several times."""
 UNDO_S = 30.0
 """After so long a fault that is still in is taken out: as long as it may take to be noticed."""

@@ -65,7 +65,7 @@ for part in (table[::2], table[1::2]):
 time.sleep(0.1)
 """
 
-# Each runs by itself, in any order; `{n}` is a number and `{place}` a path drawn anew.
+# Each runs by itself, in any order; `{n}` is a number and `{place}` a fresh path.
 PRIMITIVES = (
     "os.kill({n}, signal.SIGSTOP)",
     "os.kill(0, {signal})",

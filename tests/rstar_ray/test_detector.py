@@ -39,7 +39,7 @@ def test_one_that_has_work_and_answers_but_gets_nowhere_is_stuck():
     assert found == [(107, "3 items of work and no step for 6.0 s (limit 5 s)")]
 
 
-def test_steps_idleness_and_new_work_each_begin_the_limit_anew():
+def test_steps_idleness_and_new_work_each_restart_the_limit():
     detector = watching("a")
     for second in range(101, 105):
         detector.tick(float(second))
@@ -69,7 +69,7 @@ def test_a_detector_that_is_slow_at_every_tick_still_finds_the_silent():
     assert [w.name for second in range(105, 150, 5) for w in detector.tick(float(second))] == ["a"]
 
 
-def test_what_is_forgotten_is_not_judged_and_what_is_watched_again_begins_anew():
+def test_what_is_forgotten_is_not_judged_and_what_is_watched_again_begins_again():
     detector = watching("a", "b")
     detector.forget("a")
     for second in range(101, 111):

@@ -110,7 +110,7 @@ def test_the_bootstrap_interval_is_that_of_the_mean_and_the_same_every_time():
     assert bootstrap_interval([(1, 1), (1, 1)]) == (1.0, 1.0)
 
 
-def test_a_majority_counts_right_answers_as_one_and_draws_ties_by_lot():
+def test_a_majority_counts_right_answers_as_one_and_draws_ties_at_random():
     assert majority_is_right([True, True, False, False], ["1/2", "0.5", "3", "4"]) == 1.0
     assert majority_is_right([True, False, False], ["1", "7", "7 "]) == 0.0
     assert majority_is_right([True, False, False], ["1", "7", "8"]) == pytest.approx(1 / 3)
@@ -119,7 +119,7 @@ def test_a_majority_counts_right_answers_as_one_and_draws_ties_by_lot():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["", "1", "2", "3"])), min_size=1, max_size=7))
-def test_a_majority_is_what_drawing_by_lot_gives(rollouts_k: list[tuple[bool, str]]):
+def test_a_majority_is_what_drawing_at_random_gives(rollouts_k: list[tuple[bool, str]]):
     votes = ["right" if right else answer for right, answer in rollouts_k if right or answer]
     most = max((votes.count(vote) for vote in votes), default=0)
     drawn = sorted({vote for vote in votes if votes.count(vote) == most})

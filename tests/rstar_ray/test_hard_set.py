@@ -188,7 +188,7 @@ def reached(path: Path, stage: str, skill: float) -> RunDir:
 
 
 OTHER_POLICIES: dict[str, Callable[[Path], object]] = {
-    "the stage before ended anew": lambda path: reached(path, "stage2", 0.6),
+    "the stage before ended again": lambda path: reached(path, "stage2", 0.6),
     "the stage has continued": lambda path: reached(path, "stage3", 0.5),
     "another folder": lambda path: with_model(path.parent, "other"),
     "other weights in it": lambda path: (path.parent / "mine" / "weights").write_text("theirs"),
@@ -212,7 +212,7 @@ async def test_another_policy_chooses_for_itself(what: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("option", "value"), [("rollout.temperature", 0.5), ("rollout.max_turns", 3), ("seed", 1), ("chat.system", "Hm.")]
 )
-async def test_what_is_asked_otherwise_is_another_choice(option: str, value: object, tmp_path: Path):
+async def test_other_settings_make_another_choice(option: str, value: object, tmp_path: Path):
     await killed(tmp_path)
     all_again = Watched(often_right())
     await chosen(tmp_path, all_again, config=with_values(SMALL, {option: value}))

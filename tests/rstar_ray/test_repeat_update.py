@@ -1,4 +1,4 @@
-"""A recorded step's update once more: the rows that the learner is given are those it was given then."""
+"""A recorded step's update, repeated: the rows that the learner is given are those it was given then."""
 
 import json
 from collections.abc import Sequence

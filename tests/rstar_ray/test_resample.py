@@ -164,7 +164,7 @@ def test_the_release_rounds_a_sides_share_halves_to_even(candidates: int, keep: 
     assert len(kept) == keep and sum(index < wrong for index in kept) == wrong_kept
 
 
-def test_by_lot_every_candidate_is_as_likely_whatever_its_reward_and_penalty():
+def test_at_random_every_candidate_is_as_likely_whatever_its_reward_and_penalty():
     group = [replace(WRONG, reward=1.0), replace(WRONG, reward=1.0, num_failed=1), WRONG, WRONG]
     counts = np.zeros(4)
     for seed in range(2_000):

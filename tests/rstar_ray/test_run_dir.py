@@ -372,7 +372,7 @@ def unreadable(patched: pytest.MonkeyPatch, *ends: str, number: int) -> None:
     patched.setattr(io, "open", opened)  # which pathlib calls
 
 
-async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_itself(tmp_path: Path):
+async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(tmp_path: Path):
     folders = tmp_path / "checkpoints"
     refused = r"no whole .*000020: rank0/state.pt is missing; .*000010: .*move these"
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:

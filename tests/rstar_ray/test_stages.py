@@ -438,7 +438,7 @@ async def test_an_interrupted_evaluation_continues_and_computes_nothing_twice(tm
         await run_evaluation(
             config, sets, in_run(replace(context, rollouts=again), tmp_path / "a"), step=0, model=model
         )
-        assert again.played == 200  # other weights under the same path, or asked otherwise: nothing is there
+        assert again.played == 200  # other weights under the same path, or other settings: nothing is there
     again = StoppingRollouts(SkilledPolicy())
     config = with_values(SMALL, {"optimizer.learning_rate": 0.1, "engine.replicas": 3, "evaluate.num_problems": 9})
     await run_evaluation(config, sets, in_run(replace(context, rollouts=again), tmp_path / "a"), step=0, model=model)

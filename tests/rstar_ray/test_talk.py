@@ -38,7 +38,7 @@ async def run(call: ToolCall) -> ToolResult:
     return ToolResult(outcome=Outcome.OK, text="42")
 
 
-async def heard_of(chat: TokenizerChat, script: Script, **limits: int) -> list[Heard]:
+async def heard_in(chat: TokenizerChat, script: Script, **limits: int) -> list[Heard]:
     chosen = TalkLimits(
         **{"max_tokens": 500, "max_turns": 4, "max_calls_per_turn": 4, "context_tokens": 1_000, **limits}
     )
@@ -51,7 +51,7 @@ def text_of(heard: list[Heard], kind: str) -> str:
 
 async def test_a_talk_thinks_runs_reads_and_answers(chat: TokenizerChat):
     script = Script(chat, f"<think>hm</think>I run.\n{CALL}<|im_end|>", "It is 42.<|im_end|>")
-    heard = await heard_of(chat, script)
+    heard = await heard_in(chat, script)
     kinds = list(dict.fromkeys(one.kind for one in heard))
     assert kinds == ["thought", "said", "call", "result", "end"]
     assert (text_of(heard, "thought"), text_of(heard, "said")) == ("hm", "I run.\nIt is 42.")
@@ -65,7 +65,7 @@ async def test_a_talk_thinks_runs_reads_and_answers(chat: TokenizerChat):
 
 async def test_the_next_turn_is_sampled_from_exactly_the_tokens_so_far(chat: TokenizerChat):
     script = Script(chat, f"{CALL}<|im_end|>", "42<|im_end|>")
-    await heard_of(chat, script)
+    await heard_in(chat, script)
     first, second = script.prompts
     said = chat.tokenizer.encode(f"{CALL}<|im_end|>", add_special_tokens=False)
     assert second == [*first, *said, *chat.tool_answer_ids([await run(ToolCall())])]
@@ -101,7 +101,7 @@ async def test_streamed_text_is_the_decoded_text_and_takes_linear_time(monkeypat
     ],
 )
 async def test_every_way_to_end_is_reported(chat: TokenizerChat, turns: list[str], limits: dict[str, int], stop: str):
-    heard = await heard_of(chat, Script(chat, *turns), **limits)
+    heard = await heard_in(chat, Script(chat, *turns), **limits)
     assert (heard[-1].kind, heard[-1].text) == ("end", stop)
 
 

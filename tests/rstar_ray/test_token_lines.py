@@ -156,7 +156,7 @@ def test_in_any_tree_of_requests_each_prompt_is_a_stored_line_and_what_follows_i
         if kind == 1:  # compaction: the end alone, sent again
             messages = [{"role": "user", "content": f"So far: {len(messages)}"}]
         elif kind == 2:  # an edited message of the user
-            messages = [*messages[:-1], {"role": "user", "content": "Once more."}]
+            messages = [*messages[:-1], {"role": "user", "content": "Again."}]
         message = harness.ask(messages)
         conversations.append([*messages, message, *harness.reply(message)])
     parents = [place.parent for place in harness.places]

@@ -130,7 +130,7 @@ def test_the_step_after_a_resume_is_the_one_of_a_run_that_was_never_stopped():
     unbroken, resumed = played(), Balancer("expected_kv")
     learned = unbroken.learned()
     assert learned is not None
-    resumed.set_policy_version(1)  # published once more, before it is restored
+    resumed.set_policy_version(1)  # published again, before it is restored
     resumed.load_learned(Learned.from_json(json.loads(json.dumps(learned.as_json()))))
     step_after = played_on(unbroken)
     assert played_on(resumed) == step_after != played_on(Balancer("expected_kv"))

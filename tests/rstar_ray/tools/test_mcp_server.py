@@ -89,7 +89,7 @@ async def say(host: ToolHost, text: str) -> HostAnswer:
 
 
 @pytest.mark.real
-async def test_a_server_that_dies_is_started_anew_and_the_call_made_again(
+async def test_a_server_that_dies_is_restarted_and_the_call_made_again(
     frail: list[str], tmp_path: Path, logged: list[str]
 ):
     host = host_of(mcp_tools(frail, deadline_s=60))
