@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 
 
-def birth(pid: int) -> str:
+def start_time(pid: int) -> str:
     """The boot of this machine, and when since then the process with this id began, in ticks of the kernel.
 
     Not a time of day: what that says of a process changes when the clock is set. Raises `psutil.NoSuchProcess`.

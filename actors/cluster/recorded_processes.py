@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 
@@ -77,7 +77,7 @@ def _wait(started: "subprocess.Popen[bytes]", name: str, sign: Sign, log: Path, 
 def record(path: Path, pid: int) -> None:
     """Record the process with this id, which has just been started."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"pid": pid, "birth": birth(pid)}))
+    path.write_text(json.dumps({"pid": pid, "birth": start_time(pid)}))
 
 
 def recorded(path: Path) -> psutil.Process | None:
@@ -85,7 +85,7 @@ def recorded(path: Path) -> psutil.Process | None:
     try:
         saved = json.loads(path.read_text())
         process = psutil.Process(saved["pid"])
-        return process if birth(process.pid) == saved["birth"] else None
+        return process if start_time(process.pid) == saved["birth"] else None
     except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # none, or a damaged record
         return None
 

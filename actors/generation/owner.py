@@ -14,7 +14,7 @@ import time
 
 import psutil
 
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 
 OWNER = "RSTAR_ENGINE_OWNER"
 GRACE_S = 10.0
@@ -23,12 +23,12 @@ GRACE_S = 10.0
 
 def owned_by_this() -> dict[str, str]:
     """The environment of processes that should end with this one."""
-    return {OWNER: f"{os.getpid()} {birth(os.getpid())}"}
+    return {OWNER: f"{os.getpid()} {start_time(os.getpid())}"}
 
 
 def end_with_owner() -> None:
     """From now on this process, and the one that started it where that is not the owner, end once the owner has."""
-    pid, _, born = os.environ.get(OWNER, "").partition(" ")
+    pid, _, started = os.environ.get(OWNER, "").partition(" ")
     if not pid or int(pid) == os.getpid():
         return
     parents: list[int] = []
@@ -36,14 +36,14 @@ def end_with_owner() -> None:
         with contextlib.suppress(OSError):  # gone already, or a kernel without such descriptors (before 5.3)
             parents.append(os.pidfd_open(os.getppid()))
     threading.Thread(
-        target=_wait_and_end, args=(int(pid), born, parents), name="end-with-owner", daemon=True
+        target=_wait_and_end, args=(int(pid), started, parents), name="end-with-owner", daemon=True
     ).start()  # fmt: skip
 
 
-def _wait_and_end(owner: int, born: str, parents: list[int]) -> None:
+def _wait_and_end(owner: int, started: str, parents: list[int]) -> None:
     with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-        descriptor = os.pidfd_open(owner)  # held before its birth is read, so that it is no later one's
-        if birth(owner) == born:
+        descriptor = os.pidfd_open(owner)  # held before the start time is read: never that of a later process
+        if start_time(owner) == started:
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
             ended.poll()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 
 log = logging.getLogger(__name__)
 
@@ -129,9 +129,9 @@ def exit_within(seconds: float = EXIT_S) -> None:
     below = _below()  # before the shutdown: orphans are no longer found below this process
 
     def end() -> None:
-        for pid, born in (below | _below()).items():
+        for pid, started in (below | _below()).items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if birth(pid) == born:
+                if start_time(pid) == started:
                     psutil.Process(pid).kill()
         os._exit(Ending.status)
 
@@ -146,5 +146,5 @@ def _below() -> dict[int, str]:
     found: dict[int, str] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found[process.pid] = birth(process.pid)
+            found[process.pid] = start_time(process.pid)
     return found

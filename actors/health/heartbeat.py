@@ -14,7 +14,7 @@ from uuid import uuid4
 import psutil
 import ray
 
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 from rstar_ray.logs import RecordBuffer
 
 ORPHAN_S = 20.0
@@ -46,7 +46,7 @@ class Heartbeat:
         """SIGKILL its process on this node, and no later one with the same pid."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            if birth(self.pid) == self.start_time:
+            if start_time(self.pid) == self.start_time:
                 process.kill()
 
 
@@ -74,7 +74,7 @@ def heartbeat(*, children: tuple[int, ...] = (), **facts: Any) -> Heartbeat:
         incarnation=process.incarnation,
         node_id=ray.get_runtime_context().get_node_id(),
         pid=os.getpid(),
-        start_time=birth(os.getpid()),
+        start_time=start_time(os.getpid()),
         children=children,
         records=process.buffer.take(),
         memory_bytes=own_memory_bytes(os.getpid(), *children),

@@ -13,7 +13,7 @@ class ControlGroup:
         self._used_before = 0.0
 
     def join(self) -> None:
-        """Move this process into the group; what it starts is born there. Raises OSError."""
+        """Move this process into the group; its children start there. Raises OSError."""
         os.write(self._members, b"0")
 
     def can_be_joined(self) -> bool:

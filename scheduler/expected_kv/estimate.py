@@ -275,7 +275,7 @@ class LengthEstimate:
         return alive_NH, np.maximum(np.where(within_NH, both_NH, 0.0) - alive_NH * alive_NH, 0.0)
 
     def _log_survival(self, age: Floats) -> Floats:
-        """[..., U]: log survival from birth to `age`, for every factor."""
+        """[..., U]: log survival from 0 to `age`, for every factor."""
         bins = np.minimum((NUM_BINS * (age / self.max_response_tokens) ** (1 / 1.5)).astype(np.int64), NUM_BINS - 1)
         into = np.clip((age - self.edges_B1[bins]) / self._widths_B[bins], 0.0, 1.0)[..., None]
         return self._survival_BU[bins] * (1.0 - into) + self._survival_BU[bins + 1] * into

@@ -1,4 +1,4 @@
-"""The balancer's RPCs, without Ray: payloads, numbered grants, deaths and rebirths."""
+"""The balancer's RPCs, without Ray: payloads, numbered grants, deaths and restarts."""
 
 import asyncio
 
@@ -174,7 +174,7 @@ async def ended(service: BalancerService, count: int) -> None:
     await service.set_policy_version(1)
 
 
-async def test_what_one_life_has_learned_another_is_taught_under_its_own_incarnation():
+async def test_what_one_incarnation_has_learned_another_loads_under_its_own_name():
     services = [BalancerService(), BalancerService()]
     for service in services:
         await service.register(registration("r0", 100_000, max_running=64, block_tokens=16))

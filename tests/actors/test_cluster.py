@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.cluster import __main__ as cluster
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 from rstar_ray.errors import ConfigError
 
 
@@ -17,9 +17,9 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def record(pid: int, born: str) -> None:
+def record(pid: int, started: str) -> None:
     cluster.STATE.mkdir()
-    (cluster.STATE / "head.json").write_text(json.dumps({"pid": pid, "birth": born}))
+    (cluster.STATE / "head.json").write_text(json.dumps({"pid": pid, "birth": started}))
 
 
 def test_the_heads_jobs_need_its_token_unless_a_person_asked_for_none(monkeypatch: pytest.MonkeyPatch):
@@ -43,14 +43,14 @@ def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
 
 
 def test_a_second_head_is_refused_while_the_first_is_up():
-    record(os.getpid(), birth(os.getpid()))
+    record(os.getpid(), start_time(os.getpid()))
     with pytest.raises(ConfigError, match=r"it is up already. Hint: run `make cluster-down` first"):
         cluster.up()
 
 
 def test_only_the_very_process_that_was_recorded_is_stopped(capsys: pytest.CaptureFixture[str]):
     """A process id is given again: what was started at another time is somebody else's."""
-    record(os.getpid(), f"{birth(os.getpid())}0")
+    record(os.getpid(), f"{start_time(os.getpid())}0")
     cluster.down()
     assert capsys.readouterr().out == "no cluster of this folder is up\n"
 

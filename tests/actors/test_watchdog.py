@@ -17,7 +17,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
 from actors import remote
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 from actors.health import watchdog
 from actors.health.heartbeat import Heartbeat, runnable_wait_s, starved_s
 from actors.health.watchdog import Watchdog
@@ -269,9 +269,9 @@ async def test_a_run_without_progress_ends_naming_its_oldest_wait(logged: Logged
 def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id(monkeypatch: pytest.MonkeyPatch):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        began = birth(child.pid)
+        began = start_time(child.pid)
         child.send_signal(signal.SIGSTOP)
-        replace(HEARTBEAT, pid=child.pid, start_time=birth(os.getpid())).kill()
+        replace(HEARTBEAT, pid=child.pid, start_time=start_time(os.getpid())).kill()
         assert child.poll() is None
         booted_s = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_s + 3_600)  # the clock was set

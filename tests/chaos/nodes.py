@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from actors.cluster.auth import require_token_auth
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 from tests.chaos.__main__ import verified
 from tests.chaos.campaign import Campaign, Case, summary
 from tests.chaos.faults import STOPPED_S, Kind, NotPutIn, held
@@ -200,7 +200,7 @@ class Nodes:
         far = self._other
         assert isinstance(far, Far)
         self._note()
-        self._given_up |= {process.pid: birth(process.pid) for process in far.processes()}
+        self._given_up |= {process.pid: start_time(process.pid) for process in far.processes()}
         began_s = time.monotonic()
         cut(far)
         if not run.wait(lambda: not self._is_there(far), GIVEN_UP_S):
@@ -253,16 +253,16 @@ class Nodes:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.pid not in networks:
-                    self._seen[process.pid] = birth(process.pid)
+                    self._seen[process.pid] = start_time(process.pid)
 
 
 def _not_gone(seen: Mapping[int, str]) -> list[str]:
     """The names of those that do not end in time, which are killed."""
     gone_by_s, names = time.monotonic() + LEFT_S, list[str]()
-    for pid, born in seen.items():
+    for pid, started in seen.items():
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            while birth(pid) == born and process.status() != psutil.STATUS_ZOMBIE:
+            while start_time(pid) == started and process.status() != psutil.STATUS_ZOMBIE:
                 if time.monotonic() > gone_by_s:
                     names.append(process.name())
                     process.kill()

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from tests.chaos.seams import PHASE, VARIABLE
@@ -126,7 +126,7 @@ class Run:
             top = psutil.Process(self.driver.pid)
             for process in [top, *top.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    self.family[process.pid] = birth(process.pid)
+                    self.family[process.pid] = start_time(process.pid)
                     found.append(process)
         return found
 
@@ -145,10 +145,10 @@ class Run:
 
     def _left(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []
-        for pid, born in self.family.items():
+        for pid, started in self.family.items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
-                if birth(pid) == born and process.status() != psutil.STATUS_ZOMBIE:
+                if start_time(pid) == started and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -179,7 +179,7 @@ class Run:
         with contextlib.suppress(KeyError, IndexError, psutil.NoSuchProcess):
             entry = self.recorded()[actor]
             process = psutil.Process(entry["pid"])
-            if birth(process.pid) == entry["start_time"]:
+            if start_time(process.pid) == entry["start_time"]:
                 return psutil.Process(entry["children"][0]) if child else process
         return None
 
@@ -188,7 +188,7 @@ class Run:
         with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
             starting = json.loads((self.control / "starting").read_text())
             process = psutil.Process(starting["pid"])
-            return process if birth(process.pid) == starting["birth"] else None
+            return process if start_time(process.pid) == starting["start_time"] else None
         return None
 
     def missing(self, names: "set[str]") -> set[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import random
 from typing import Any
 
-from actors.cluster.process_start import birth
+from actors.cluster.process_start import start_time
 
 VARIABLE = "CHAOS_CONTROL"
 PHASE = "phase"
@@ -157,7 +157,7 @@ def _long_prompts(prompt_ids: Callable[..., list[int]]) -> Callable[..., list[in
 def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @wraps(start)
     async def announced(self: Any) -> Any:
-        control("starting").write_text(json.dumps({"pid": os.getpid(), "birth": birth(os.getpid())}))
+        control("starting").write_text(json.dumps({"pid": os.getpid(), "start_time": start_time(os.getpid())}))
         return await start(self)
 
     return announced
