@@ -101,8 +101,8 @@ def _interpreter(program: Path) -> list[str]:
     settings = program.parent.parent / "pyvenv.cfg"
     if settings.is_file():
         lines = [line.partition("=") for line in settings.read_text("utf-8", "replace").splitlines()]
-        homes = [value.strip() for name, _, value in lines if name.strip() == "home"]
-        found = [str(settings.parent), *(str(Path(home).parent) for home in homes)]
+        pythons = [value.strip() for name, _, value in lines if name.strip() == "home"]
+        found = [str(settings.parent), *(str(Path(home).parent) for home in pythons)]
     if real.name.startswith("python") and (real.parent.parent / "lib").is_dir():
         found.append(str(real.parent.parent))
     return [path for path in found if path != "/"]

@@ -105,15 +105,15 @@ class SandboxPool:
 
         Raises SandboxError, with the reason and a fix, where the required level does not work.
         """
-        homes = self._workspaces = Workspaces(self._groups)
+        workspaces = self._workspaces = Workspaces(self._groups)
         declined: list[str] = []
         for level in self._levels:
-            groups = self._groups_at(level, homes)
+            groups = self._groups_at(level, workspaces)
             try:
-                self._report = await self._try_level(groups, homes)
+                self._report = await self._try_level(groups, workspaces)
             except (SandboxSlow, InterpreterFailed) as error:  # not a fault of the level
                 self._stop_everything()
-                await homes.close()
+                await workspaces.close()
                 hint = SLOW_HINT if isinstance(error, SandboxSlow) else INTERPRETER_HINT
                 raise SandboxError(f"the sandbox does not start: {error}. {hint}.") from error
             except SandboxError as error:
@@ -124,32 +124,32 @@ class SandboxPool:
             for name in self.config.warm:
                 groups[name]
             return self._report
-        best = await self._best_below(self._levels[-1], homes)
-        await homes.close()
+        best = await self._best_below(self._levels[-1], workspaces)
+        await workspaces.close()
         problem = f"the sandbox does not start: {'; '.join(declined)}. {fix_for(self._levels[0], read_host())}"
         raise SandboxError(f"{problem} The best level that works here is {best}.")
 
-    async def _best_below(self, level: IsolationLevel, homes: Workspaces) -> IsolationLevel:
+    async def _best_below(self, level: IsolationLevel, workspaces: Workspaces) -> IsolationLevel:
         """The best working level below one that does not work, started and stopped for the test."""
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
         try:
-            return (await self._try_level(self._groups_at(IsolationLevel.LANDLOCK, homes), homes)).level
+            return (await self._try_level(self._groups_at(IsolationLevel.LANDLOCK, workspaces), workspaces)).level
         except SandboxError:
             return IsolationLevel.PROCESS
         finally:
             self._stop_everything()
 
-    def _groups_at(self, level: IsolationLevel, homes: Workspaces) -> WorkerGroups:
+    def _groups_at(self, level: IsolationLevel, workspaces: Workspaces) -> WorkerGroups:
         self._level = level
-        self._worker_groups = WorkerGroups(self, self.config, self._slots, level, homes, self._python)
+        self._worker_groups = WorkerGroups(self, self.config, self._slots, level, workspaces, self._python)
         return self._worker_groups
 
-    async def _try_level(self, groups: WorkerGroups, homes: Workspaces) -> IsolationReport:
+    async def _try_level(self, groups: WorkerGroups, workspaces: Workspaces) -> IsolationReport:
         """Bring up the lean server and attack its jail. Raises SandboxError with the reason."""
         first = await groups.first_cell()
         self._open = True
-        facts = {"cgroup": homes.groups.description} | first.facts
+        facts = {"cgroup": workspaces.groups.description} | first.facts
         if groups.level is IsolationLevel.PROCESS:
             return IsolationReport(level=groups.level, facts=facts)
         return IsolationReport(level=groups.level, facts=facts, contained=await attack(self.run))

@@ -65,7 +65,7 @@ class WorkerGroups:
         config: SandboxConfig,
         slots: int,
         level: IsolationLevel,
-        homes: Workspaces,
+        workspaces: Workspaces,
         python: str,
     ) -> None:
         self.level = level
@@ -75,7 +75,7 @@ class WorkerGroups:
         self._config = config
         self._python = python  # the interpreter of the programs
         self._wanted = slots + config.spare_cells
-        self._workspaces = homes
+        self._workspaces = workspaces
         self._groups: dict[str, WorkerGroup] = {}
         self._instead: dict[str, str] = {}  # preload sets that cannot be had, and what serves for them
         self._open = True

@@ -64,7 +64,7 @@ class Workspaces:
 
 
 def _clear(folder: Path) -> None:
-    """A pool's folder: what programs left in their homes first."""
+    """A pool's folder: what programs left in their folders first."""
     for home in insides(folder):
         if home.is_dir() and not home.is_symlink():
             clear_away(str(home))

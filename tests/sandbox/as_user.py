@@ -34,10 +34,10 @@ def start(user: str, script: str, *arguments: str, first: Callable[[], None] = l
 
 
 def _become_other() -> Callable[[], None]:
-    open_homes = homes_opened()
+    open_folders = folders_opened()
 
     def become() -> None:
-        open_homes()
+        open_folders()
         os.setgroups([])
         os.setresgid(OTHER, OTHER, OTHER)
         os.setresuid(OTHER, OTHER, OTHER)
@@ -45,12 +45,12 @@ def _become_other() -> Callable[[], None]:
     return become
 
 
-def homes_opened() -> Callable[[], None]:
+def folders_opened() -> Callable[[], None]:
     """What root does, in mounts of its own, so that everybody may read this environment and nothing else beside it."""
     needed = {Path(place).resolve() for place in (sys.prefix, sys.base_prefix, REPOSITORY)}
     closed = {top: sorted(path for path in needed if top in path.parents) for top in map(_first_closed, needed) if top}
 
-    def open_homes() -> None:
+    def open_folders() -> None:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
         for top, paths in closed.items():
@@ -60,7 +60,7 @@ def homes_opened() -> Callable[[], None]:
                 path.mkdir(parents=True, exist_ok=True)  # one may lie inside another, mounted before it
                 kernel.mount(f"/proc/self/fd/{place}", str(path), "", kernel.MS_BIND | kernel.MS_REC)
 
-    return open_homes
+    return open_folders
 
 
 def _first_closed(path: Path) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandbox.isolation import Host, IsolationLevel, fix_for, obstacles
-from tests.sandbox.as_user import USERS, homes_opened, start
+from tests.sandbox.as_user import USERS, folders_opened, start
 from tests.sandbox.in_container import mask_proc
 
 ROOT = os.geteuid() == 0
@@ -21,11 +21,11 @@ masked = pytest.mark.skipif(not ROOT, reason="only root can cover parts of /proc
 
 def reached(user: str, place: str, level: str, *, covered: bool = True) -> dict[str, Any]:
     """What a pool in that place says; with /proc masked where we can."""
-    open_homes = homes_opened()  # an image's environment may be read by everybody
+    open_folders = folders_opened()  # an image's environment may be read by everybody
 
     def first() -> None:
         if ROOT and user == "root":
-            open_homes()
+            open_folders()
         if ROOT and covered:
             mask_proc()
 

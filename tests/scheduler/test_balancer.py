@@ -30,7 +30,7 @@ def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int 
     return balancer
 
 
-def homes(balancer: Balancer) -> dict[str, str]:
+def placements(balancer: Balancer) -> dict[str, str]:
     admissions, _ = balancer.decide()
     return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
 
@@ -41,7 +41,7 @@ def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody
     balancer.submit([load("big", prompt=5_000)])
     balancer.submit([load("x", group="x")])
     balancer.register(registration("r0", 1_000, max_running=8, block_tokens=16))
-    assert homes(balancer) == {"x": "r0"}
+    assert placements(balancer) == {"x": "r0"}
     assert balancer.snapshot().too_large == ("big",)
     balancer.cancel(["big"])
     assert balancer.snapshot().too_large == ()
@@ -52,7 +52,7 @@ def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_room
     balancer.register(registration("large", 2_000, max_running=8, block_tokens=16))
     balancer.report("large", load=ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
     balancer.submit([load("big", prompt=900)])
-    assert homes(balancer) == {"big": "large"}
+    assert placements(balancer) == {"big": "large"}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_replica_whose_report_cannot_be_true_gets_no_more_work(
     (line,) = caplog.messages
     assert problem in line
     balancer.submit([load("x")])
-    assert homes(balancer) == {}
+    assert placements(balancer) == {}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -83,7 +83,7 @@ def test_a_replica_whose_report_cannot_be_true_gets_no_more_work(
 def test_a_replica_whose_rollout_is_too_long_gets_no_more_work(rule: str, context: int, generated: int, ended: bool):
     balancer = fleet(rule, replicas=1)
     balancer.submit([load("a")])
-    assert homes(balancer) == {"a": "r0"}
+    assert placements(balancer) == {"a": "r0"}
     if ended:
         lengths = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1, ended=True)
         balancer.report("r0", [lengths])
@@ -96,22 +96,22 @@ def test_a_replica_whose_rollout_is_too_long_gets_no_more_work(rule: str, contex
     (replica,) = balancer.snapshot().replicas
     assert replica.quarantine is not None and "'a'" in replica.quarantine
     balancer.submit([load("b")])
-    assert homes(balancer) == {}
+    assert placements(balancer) == {}
 
 
 def test_worst_case_reserves_whole_lives_and_waits():
     balancer = fleet("worst_case", replicas=1, capacity=250)
     balancer.submit([load("a"), load("b"), load("c")])
-    assert set(homes(balancer)) == {"a", "b"}
+    assert set(placements(balancer)) == {"a", "b"}
     balancer.report("r0", [end("a", 3)])
-    assert set(homes(balancer)) == {"c"}
+    assert set(placements(balancer)) == {"c"}
 
 
 def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
     balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
     balancer.add_history(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
     balancer.submit([load(f"x{i}", group=f"g{i}", most=8_000) for i in range(300)])
-    placed = homes(balancer)
+    placed = placements(balancer)
     assert set(placed.values()) == {"r0", "r1"}
     for name in [name for name, home in placed.items() if home == "r1"]:
         balancer.report("r1", [end(name, 7_000)])
@@ -120,14 +120,14 @@ def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
     _, (move,) = balancer.decide()
     assert (move.rollout_id, move.from_replica, move.to_replica) == (stayed, "r0", "r1")
     balancer.return_rollouts("r0", [(load(stayed, group="g0", most=8_000, context=316), None)])
-    assert homes(balancer) == {stayed: "r1"}
+    assert placements(balancer) == {stayed: "r1"}
     assert balancer.snapshot().moves == 1
 
 
 def test_prefix_aware_follows_the_prompt_until_its_replica_is_well_ahead():
     balancer = fleet("prefix_aware")
     balancer.submit([load(f"x{i}") for i in range(40)])
-    placed = list(homes(balancer).values())
+    placed = list(placements(balancer).values())
     assert placed[:33] == ["r0"] * 33
     assert "r1" in placed
 
@@ -135,14 +135,14 @@ def test_prefix_aware_follows_the_prompt_until_its_replica_is_well_ahead():
 def test_static_cuts_a_batch_into_equal_runs():
     balancer = fleet("static")
     balancer.submit([load(f"x{i}") for i in range(4)])
-    assert homes(balancer) == {"x0": "r0", "x1": "r0", "x2": "r1", "x3": "r1"}
+    assert placements(balancer) == {"x0": "r0", "x1": "r0", "x2": "r1", "x3": "r1"}
 
 
 def test_most_hashes_stay_where_they_were_when_a_replica_joins():
     few, more = fleet("consistent_hash", replicas=4), fleet("consistent_hash", replicas=5)
     for balancer in (few, more):
         balancer.submit([load(f"x{i}") for i in range(200)])
-    before, after = homes(few), homes(more)
+    before, after = placements(few), placements(more)
     assert 20 <= sum(before[name] != after[name] for name in before) <= 60
 
 
@@ -150,18 +150,18 @@ def test_least_requests_counts_what_was_sent_since_the_engines_report():
     balancer = fleet("least_requests")
     balancer.report("r0", load=ReplicaLoad(running=3))
     balancer.submit([load(f"x{i}") for i in range(5)])
-    assert sorted(homes(balancer).values()) == ["r0", "r1", "r1", "r1", "r1"]
+    assert sorted(placements(balancer).values()) == ["r0", "r1", "r1", "r1", "r1"]
 
 
 def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
     balancer = fleet("expected_kv", replicas=1, capacity=10_000)
     balancer.submit([load(f"{g}{i}", group=g) for g in ("a", "b") for i in range(4)])
-    assert len(homes(balancer)) == 8
+    assert len(placements(balancer)) == 8
     for i in range(4):
         balancer.report("r0", [end(f"a{i}", 20)])
     balancer.set_policy_version(1)
     balancer.submit([load("late", group="c")])
-    assert set(homes(balancer)) == {"late"}
+    assert set(placements(balancer)) == {"late"}
     for i in range(4):
         balancer.report("r0", [end(f"b{i}", 20)])
     balancer.report("r0", [end("late", 20)])
@@ -194,7 +194,7 @@ def test_rollouts_of_earlier_draws_start_first_whenever_they_came(rule: str):
         balancer.submit([replace(load(name, group=f"{draw}"), draw=draw) for name in names])
     balancer.submit([replace(load("2/interrupted", group="2", context=50), draw=2)])
     order: list[int] = []
-    while started := homes(balancer):
+    while started := placements(balancer):
         order += [int(name.partition("/")[0]) for name in started]
         balancer.report("r0", [end(name, 60) for name in started])
     assert order == sorted(order) and len(order) == 25

@@ -26,7 +26,7 @@ def fleet(rule: str, *capacities: int, max_running: int = 64, blocks: int = 16) 
     return balancer
 
 
-def homes(balancer: Balancer, limit: int | None = None) -> dict[str, str]:
+def placements(balancer: Balancer, limit: int | None = None) -> dict[str, str]:
     admissions, _ = balancer.decide(limit)
     return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
 
@@ -38,7 +38,7 @@ def report(name: str, context: int, made: int, turn: int = 1) -> TurnReport:
 def test_what_a_replica_reports_is_counted(caplog: pytest.LogCaptureFixture):
     balancer = fleet("least_sessions", 1_000)
     balancer.submit([load("a"), load("b", group="h", prompt=33)])
-    assert len(homes(balancer)) == 2
+    assert len(placements(balancer)) == 2
     engine = ReplicaLoad(kv_used_tokens=1_000, preemptions=3, steps=50, running=2)
     balancer.report("r0", [report("a", 60, 40)], load=engine)
     snapshot = balancer.snapshot()

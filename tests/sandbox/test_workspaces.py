@@ -10,17 +10,17 @@ KILLED = """
 import os, signal
 from sandbox.workspaces import Workspaces
 from sandbox.isolation import IsolationLevel
-homes = Workspaces()
-_, home, _ = homes.take(IsolationLevel.PROCESS)
+workspaces = Workspaces()
+_, home, _ = workspaces.take(IsolationLevel.PROCESS)
 open(os.path.join(home, "file"), "w").close()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 CLOSED = """
 import asyncio, os
 from sandbox.workspaces import Workspaces
-homes = Workspaces()
+workspaces = Workspaces()
 print(len(os.listdir(os.environ["TMPDIR"])))
-asyncio.run(homes.close())
+asyncio.run(workspaces.close())
 """
 
 
