@@ -119,7 +119,7 @@ def refusal(request: ExecutionRequest, level: IsolationLevel) -> str:
     return ""
 
 
-def flavor_for(request: ExecutionRequest) -> str:
+def preload_set_for(request: ExecutionRequest) -> str:
     """The kind of warm server that suits a request best."""
     if request.trusted:
         return preload.VERIFY

@@ -29,7 +29,7 @@ from rstar_ray.errors import (
     SandboxSlow,
 )
 from rstar_ray.outcome import Outcome
-from sandbox.call import NOTHING, Call, Waiting, flavor_for, message_for, refusal
+from sandbox.call import NOTHING, Call, Waiting, message_for, preload_set_for, refusal
 from sandbox.cgroups import Groups
 from sandbox.isolation import (
     INTERPRETER_HINT,
@@ -212,7 +212,7 @@ class SandboxPool:
             result = ExecutionResult(outcome=Outcome.INVALID, reason=invalid, stderr=invalid, call_id=request.call_id)
             answer.set_result(result)
             return answer
-        group = self._worker_groups[flavor_for(request)]
+        group = self._worker_groups[preload_set_for(request)]
         if group.given_up:
             self._worker_groups.try_again(group)
         self._next_call += 1

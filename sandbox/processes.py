@@ -199,14 +199,14 @@ class ForkServer:
 
     def __init__(
         self,
-        flavor: str,
+        preload_set: str,
         python: str,
         sys_path: list[str],
         spec: JailSpec,
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self.flavor = flavor
+        self.preload_set = preload_set
         self.ready = False
         self.last_heard = asyncio.get_running_loop().time()
         self.pinged = False
@@ -223,7 +223,12 @@ class ForkServer:
             self.channel.close()  # then it ends, if it had begun
             raise
         self.channel.hand_over()
-        config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "jail": spec._asdict()}
+        config: dict[str, Any] = {
+            "root": ROOT,
+            "preload_set": preload_set,
+            "sys_path": sys_path,
+            "jail": spec._asdict(),
+        }
         with contextlib.suppress(OSError):  # it is gone already; the channel tells
             self.channel.ours.send(json.dumps(config).encode() + b"\n")
 
@@ -282,9 +287,11 @@ class ForkServer:
 class WorkerHandle:
     """One cell as the pool sees it."""
 
-    def __init__(self, number: int, flavor: str, on_event: Callable[["WorkerHandle", int, memoryview], None]) -> None:
+    def __init__(
+        self, number: int, preload_set: str, on_event: Callable[["WorkerHandle", int, memoryview], None]
+    ) -> None:
         self.number = number
-        self.flavor = flavor
+        self.preload_set = preload_set
         self.ready = False
         self.pinged = False
         self.calls = 0

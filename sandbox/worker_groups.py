@@ -82,14 +82,14 @@ class WorkerGroups:
         # Threads are counted by uid; where that is the whole account's, only looking bounds them.
         self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0
 
-    def __getitem__(self, flavor: str) -> WorkerGroup:
-        """The group of a flavor, started when first asked for."""
-        if flavor not in self._config.warm and flavor != preload.VERIFY:
-            flavor = preload.LEAN
-        flavor = self._instead.get(flavor, flavor)
-        group = self._groups.get(flavor)
+    def __getitem__(self, preload_set: str) -> WorkerGroup:
+        """The group of a preload set, started when first asked for."""
+        if preload_set not in self._config.warm and preload_set != preload.VERIFY:
+            preload_set = preload.LEAN
+        preload_set = self._instead.get(preload_set, preload_set)
+        group = self._groups.get(preload_set)
         if group is None:
-            group = self._groups[flavor] = WorkerGroup(flavor)
+            group = self._groups[preload_set] = WorkerGroup(preload_set)
             self._start_server(group)
         return group
 
@@ -131,7 +131,7 @@ class WorkerGroups:
     # Cells
 
     def _on_cell_event(self, cell: WorkerHandle, event: int, payload: memoryview) -> None:
-        group = self._groups.get(cell.flavor)
+        group = self._groups.get(cell.preload_set)
         if group is None or cell not in group.cells:
             return
         if event == wire.HELLO:

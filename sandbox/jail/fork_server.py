@@ -29,7 +29,7 @@ NOWHERE = "<importlib._bootstrap>"
 def main(channel: socket.socket, config: dict[str, Any]) -> None:
     """Warm up, say so, and fork cells until the pool is gone."""
     try:
-        warmth = _warm_up(config["flavor"], config["sys_path"])
+        warmth = _warm_up(config["preload_set"], config["sys_path"])
     except BaseException as error:
         channel.sendall(wire.reply(wire.FAILED, f"{type(error).__name__}: {error}".encode()))
         os._exit(1)
@@ -89,7 +89,7 @@ def _end_stacks_at_the_program() -> None:
     inspect.getouterframes = getouterframes
 
 
-def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
+def _warm_up(preload_set: str, sys_path: list[str]) -> program.Warmth:
     sys.path[:] = sys_path
     sys.argv[:] = [program.NAME]
     sys.orig_argv[:] = ["python"]
@@ -105,7 +105,7 @@ def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
     site.setquit()
     site.setcopyright()
     site.sethelper()
-    reseed = preload.warm(flavor)
+    reseed = preload.warm(preload_set)
     _end_stacks_at_the_program()
     warmth = program.Warmth(reseed)
     # The sandbox's own modules stay alive through the functions that run, out of programs' sight.

@@ -15,19 +15,19 @@ _NEEDS = ((SCIPY, ("scipy", "pandas", "sklearn")), (SYMPY, ("sympy", "mpmath")),
 
 def choose(code: str) -> str:
     """The leanest server that has imported what `code` seems to need."""
-    for flavor, names in _NEEDS:
+    for preload_set, names in _NEEDS:
         if any(name in code and re.search(rf"\b{name}\b", code) for name in names):
-            return flavor
+            return preload_set
     return LEAN
 
 
-def warm(flavor: str) -> list[Callable[[int | None], None]]:
-    """Import a flavor's libraries and what they import lazily; returns how to reseed them."""
+def warm(preload_set: str) -> list[Callable[[int | None], None]]:
+    """Import a preload set's libraries and what they import lazily; returns how to reseed them."""
     from sandbox.jail.program import reseed_random
 
     _import(_STDLIB)
     reseed: list[Callable[[int | None], None]] = [reseed_random]
-    if flavor in (NUMPY, SYMPY, SCIPY):
+    if preload_set in (NUMPY, SYMPY, SCIPY):
         import numpy
 
         _import(["numpy.linalg", "numpy.fft", "numpy.random", "numpy.polynomial", "numpy.ma"])
@@ -35,13 +35,13 @@ def warm(flavor: str) -> list[Callable[[int | None], None]]:
         numpy.linalg.solve(numpy.eye(2), numpy.ones(2))
         str(numpy.arange(3.0))
         reseed.append(_reseed_numpy)
-    if flavor in (SYMPY, SCIPY, VERIFY):
+    if preload_set in (SYMPY, SCIPY, VERIFY):
         reseed.append(_warm_sympy())
-    if flavor == SCIPY:
+    if preload_set == SCIPY:
         parts = "optimize integrate stats special linalg sparse interpolate spatial signal fft ndimage"
         _import(["scipy", *(f"scipy.{part}" for part in parts.split())])
         _warm_scipy()
-    if flavor == VERIFY:
+    if preload_set == VERIFY:
         _warm_verify()
     return reseed
 

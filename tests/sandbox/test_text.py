@@ -70,11 +70,11 @@ def test_tool_text_has_all_four_kinds_of_answer():
 
 
 @pytest.mark.parametrize(
-    "code, flavor",
+    "code, preload_set",
     [("print(1)", "lean"), ("import numpy as np", "numpy"), ("from sympy import *", "sympy"), ("x.scipyish", "lean")],
 )
-def test_a_program_gets_the_leanest_server_that_fits(code: str, flavor: str):
-    assert preload.choose(code) == flavor
+def test_a_program_gets_the_leanest_server_that_fits(code: str, preload_set: str):
+    assert preload.choose(code) == preload_set
 
 
 def test_callers_are_served_in_turn_and_what_comes_back_goes_first():
