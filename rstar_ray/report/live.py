@@ -82,13 +82,13 @@ class LiveRun:
 
     def state(self) -> str:
         """The run's state in a few words."""
-        newest = max([*self._run.sft, *self._run.steps], key=lambda row: row.get("rl_step", 0), default=None)
+        rows = self._run.steps or self._run.sft
         running = "active" if self._holder() else "not running"
         metrics = self._files.path / "metrics.jsonl"
-        if newest is None or not metrics.exists():
+        if not rows or not metrics.exists():
             return f"{running}: no step has ended yet"
         ago = duration(max(0.0, time.time() - metrics.stat().st_mtime))
-        return f"{running}: {stage_title(newest['stage'])}, step {newest['step']}, {ago} ago"
+        return f"{running}: {stage_title(rows[-1]['stage'])}, step {rows[-1]['step']}, {ago} ago"
 
     def _holder(self) -> bool:
         """Whether the process named by the lock file is alive; assumed for a process on another host."""

@@ -111,8 +111,11 @@ def statuses_of(siblings: Siblings, file: Mapping[str, Any], known: LedgerByStep
 
 
 def rule_of(run: RunRecord, stage: str) -> str:
-    """The resampling rule of a stage."""
-    return str(run.config.get(stage, {}).get("algorithm", {}).get("resample", "paper"))
+    """The resampling rule of a stage, and the parts of the penalty that it leaves out."""
+    algorithm = run.config.get(stage, {}).get("algorithm", {})
+    parts = {"p_err": "roc_error_ratio", "p_format": "roc_answer_format"}
+    off = [part for part, option in parts.items() if not algorithm.get(option, True)]
+    return str(algorithm.get("resample", "paper")) + (f" without {' and '.join(off)}" if off else "")
 
 
 def ledger_data(run: RunRecord, ledger: Sequence[Row]) -> dict[str, Any]:

@@ -170,6 +170,8 @@ def reason(row: Row, group: Sequence[Row], known: StepStatuses, rule: str) -> st
     }[RolloutStatus(status)]
     if status == RolloutStatus.EQUAL_REWARDS or rule == "none":
         return f"{sentence}."
+    if rule not in ("paper", "release", "random"):
+        return f"{sentence}, by {rule}."
     graded = right and len({other["reward"] for other in side}) > 1
     return f"{sentence}. {_rule(row, rule, right=right, graded=graded)}"
 

@@ -11,7 +11,7 @@ import pytest
 
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.report.run_record import TrajectoryFile, read_ledger, read_run
-from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids
+from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids, rule_of
 from rstar_ray.report.trajectory_rows import (
     NOTHING_KNOWN,
     Siblings,
@@ -65,8 +65,24 @@ def test_a_rollout_shows_why_it_was_kept_or_not():
     assert reason(group[2], group, known, "release").endswith("Of the wrong answers the released rule keeps the first.")
     assert "the lowest p_total first" in reason(group[1], group, known, "release")
     assert reason(group[1], group, known, "random").endswith("All are drawn uniformly.")
+    assert reason(group[2], group, known, "mine:best") == (
+        "Trained on: among 1 of the group's 2 wrong answers that were kept, by mine:best."
+    )
     assert reason(group[0], group, known, "none") == (
         "Trained on: among 1 of the group's 2 right answers that were kept."
+    )
+
+
+def test_a_penalty_that_is_switched_off_is_not_part_of_the_reason(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 1})
+    config = json.loads((path / "config.json").read_text())
+    assert rule_of(read_run(path), "stage1") == "paper"
+    config["stage1"]["algorithm"]["roc_answer_format"] = False
+    (path / "config.json").write_text(json.dumps(config))
+    rule = rule_of(read_run(path), "stage1")
+    known = step_statuses(s0="trained", s1="resampled_away")
+    assert reason(row(0), [row(0), row(1, reward=0)], known, rule) == (
+        "Trained on: among 1 of the group's 1 right answers that were kept, by paper without p_format."
     )
 
 

@@ -72,6 +72,7 @@ def test_a_text_is_read_when_it_is_asked_for(tmp_path: Path):
 def test_a_run_is_under_way_while_the_process_that_holds_it_lives(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 1})
     live = LiveRun(path)
+    assert LiveRun(run_directory(tmp_path / "sft", stages={})).state().startswith("not running: SFT, step 100, ")
     (path / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
     assert live.state().startswith("active: ")
     (path / ".lock").write_text(f"process {2**22 + 1} on {os.uname().nodename}\n")
