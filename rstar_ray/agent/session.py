@@ -27,6 +27,7 @@ from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.agent.token_lines import Place, TokenLines
 from rstar_ray.chat.answer import AnswerReader
 from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.errors import ToolError
 from rstar_ray.lines import NEW, parents_of, spans_of
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem, StopReason, ToolResult
@@ -315,7 +316,10 @@ class AgentSession:
             if message["role"] != "tool":  # a reminder beside the results
                 continue
             text = str(message["content"])
-            failed = bool(message.get("rstar_failed")) or (self.failed is not None and self.failed(text))
+            try:
+                failed = bool(message.get("rstar_failed")) or (self.failed is not None and self.failed(text))
+            except Exception as raised:  # of any kind: it is the user's code
+                raise ToolError(f"--agent.failed: {type(raised).__name__}: {raised}") from raised
             outcome = Outcome.ERROR if failed else Outcome.OK
             results.append((caller, ToolResult(outcome=outcome, text=text)))
         if results:

@@ -97,8 +97,8 @@ async def with_python(problem: Problem, endpoint: Endpoint) -> None:
 
 
 @asynccontextmanager
-async def host_of(solve: Any, *, deadline_s: float = 300.0) -> AsyncGenerator[AgentHost, None]:
-    host = AgentHost(solve, CHAT, context_tokens=LIMITS.max_context_tokens, deadline_s=deadline_s)
+async def host_of(solve: Any, *, deadline_s: float = 300.0, failed: Any = None) -> AsyncGenerator[AgentHost, None]:
+    host = AgentHost(solve, CHAT, context_tokens=LIMITS.max_context_tokens, deadline_s=deadline_s, failed=failed)
     try:
         yield host
     finally:
@@ -229,6 +229,12 @@ async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
     async with host_of(solve) as host:
         state = await played(host, start(), Policy(call("1+2"), answer("3")))
     assert [[result.outcome for result in turn.tool_results] for turn in state.turns] == [[Outcome.ERROR], []]
+
+
+async def test_a_function_of_failed_results_that_raises_is_named():
+    async with host_of(with_python, failed=lambda text: text.no_such_method()) as host:
+        with pytest.raises(ToolError, match=r"--agent\.failed: AttributeError: 'str' object"):
+            await played(host, start(), Policy(call("1+2"), answer("3")))
 
 
 async def test_a_sandbox_that_fails_under_an_agent_starts_the_agent_again_and_samples_nothing_again():
