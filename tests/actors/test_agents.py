@@ -232,8 +232,11 @@ async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
 
 
 async def test_a_function_of_failed_results_that_raises_is_named():
-    async with host_of(with_python, failed=lambda text: text.no_such_method()) as host:
-        with pytest.raises(ToolError, match=r"--agent\.failed: AttributeError: 'str' object"):
+    def failed(text: str) -> bool:
+        raise AttributeError(text)
+
+    async with host_of(with_python, failed=failed) as host:
+        with pytest.raises(ToolError, match=r"--agent\.failed: AttributeError: 3"):
             await played(host, start(), Policy(call("1+2"), answer("3")))
 
 
