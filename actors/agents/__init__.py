@@ -1,1 +1,1 @@
-"""Agents of the user in training: their processes, their endpoint, and what a worker asks of them."""
+"""Agents of the user in training: their processes, their HTTP endpoint, and the client of a generation worker."""

@@ -1,4 +1,4 @@
-"""The agents of a worker's rollouts, each at its host."""
+"""A generation worker's client for the agents of its rollouts, which run in agent hosts."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
 from rstar_ray.trajectory import StopReason
 
 WAIT_S = 20.0
-"""How long one call waits for a request of the agent before the next call."""
+"""Time that one call waits for a request of the agent before it returns."""
 GRACE_S = 40.0
 START_S = 300.0
-"""For a host that Ray starts again, which imports the model's tokenizer; on a crowded machine that takes minutes."""
+"""Limit for a host that Ray restarts; importing the tokenizer takes minutes on a busy machine."""
 
 Timed = Callable[[Awaitable[AgentReply]], Awaitable[AgentReply]]
 
 
 class Agents:
-    """What one generation worker asks. `hosts` are the same for all workers."""
+    """Client of one generation worker. `hosts` must be the same for all workers."""
 
     def __init__(self, hosts: Sequence[Remote[AgentHostActor]], *, caller: str) -> None:
         self._hosts = hosts
@@ -38,7 +38,7 @@ class Agents:
         return RolloutAgent(host, self._caller, timed)
 
     def close(self, state: RolloutState) -> None:
-        """The rollout is over here: stop its agent, without waiting, unless another worker plays the rollout."""
+        """Stop the rollout's agent without waiting, unless another worker plays the rollout."""
         rollout_id = state.request.rollout_id
         host = self._hosts[zlib.crc32(rollout_id.encode()) % len(self._hosts)]
         task = asyncio.create_task(self._stop(host, rollout_id))
@@ -46,11 +46,11 @@ class Agents:
         task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Wait until every stopped agent's host has been notified."""
+        """Wait until the hosts of all stopped agents have been notified."""
         await asyncio.gather(*self._tasks)
 
     async def _stop(self, host: Remote[AgentHostActor], rollout_id: str) -> None:
-        with contextlib.suppress(RayActorError, DeadlineExceeded):  # a host that is gone runs no agent
+        with contextlib.suppress(RayActorError, DeadlineExceeded):  # a lost host runs no agents
             await host.call(lambda h: h.end(rollout_id, self._caller), deadline_s=START_S, reason="an agent's end")
 
 
@@ -97,7 +97,7 @@ class RolloutAgent:
         raise ToolError(f"agent: its host failed {MAX_TRIES} times, last: {reason}")
 
     async def refuse(self, state: RolloutState, request: AgentRequest, reason: StopReason, text: str) -> None:
-        """Goes with the next call."""
+        """Refuse the request; sent to the host with the next call."""
         self._refused = request.number, reason, text
 
     def _call(self, state: RolloutState, *, with_record: bool) -> AgentCall:

@@ -1,4 +1,4 @@
-"""An agent of the user that is a command: its environment, and its reward."""
+"""Runs a command as the agent of a rollout: its environment variables, and its reward."""
 
 import json
 import logging
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 OPTION = "--agent.command"
 MAX_PROBLEM_BYTES = 120_000
-"""A variable of a process's environment holds 128 KiB."""
+"""Below 128 KiB, the limit of one environment variable."""
 
 
 class CommandFailed(Exception):
-    """The agent's command ended otherwise than with status 0."""
+    """The agent's command ended with a status other than 0, or by a signal."""
 
 
 def command_of(config: RunConfig) -> Command:
-    """Raises `ConfigError`."""
+    """The command of --agent.command. Raises `ConfigError`."""
     agent = config.agent
     return read_command(
         agent.command, config.own_folder, memory_mb=agent.memory_mb, confined=not agent.unconfined, option=OPTION
@@ -34,14 +34,14 @@ def command_of(config: RunConfig) -> Command:
 
 
 class CommandAgent:
-    """Runs one process for each rollout, as `solve` of a module would."""
+    """Runs one process per rollout; called like a `solve` function."""
 
     def __init__(self, command: Command) -> None:
         self._command = command
-        self._left = False  # it has left processes behind, which is logged once
+        self._left = False  # whether processes left by the command were logged
 
     async def __call__(self, problem: Problem, endpoint: Endpoint) -> Any:
-        """The command's reward, or None. Raises `CommandFailed`, and `SandboxError` where we lost it."""
+        """The command's reward, or None. Raises `CommandFailed`, or `SandboxError` if the process was lost."""
         text = json.dumps(asdict(problem), default=str)
         if len(text.encode()) > MAX_PROBLEM_BYTES:
             raise ToolError(f"{OPTION}: a problem of {len(text)} characters does not fit into its environment")
@@ -60,7 +60,7 @@ class CommandAgent:
 
 
 def environment(address: str, endpoint: Endpoint, problem: str) -> Mapping[str, str]:
-    """What the command finds in its environment: `problem` as JSON, and how it reaches the policy."""
+    """Environment variables of the command: `problem` as JSON, and address and key of the policy."""
     return {
         "OPENAI_BASE_URL": f"{address}/v1",
         "OPENAI_API_KEY": endpoint.api_key,
@@ -75,7 +75,7 @@ def environment(address: str, endpoint: Endpoint, problem: str) -> Mapping[str, 
 
 
 def reward_of(end: CommandEnd) -> Any:
-    """The reward in the last line of the output that is a JSON object with one; None where there is none.
+    """The reward in the last output line that is a JSON object with the key "reward"; None if there is none.
 
     >>> reward_of(CommandEnd(exit_status=0, left=0, stdout='thinking\\n{"reward": 0.5}\\ndone\\n', stderr=""))
     0.5

@@ -1,4 +1,4 @@
-"""The actor that runs agents of the user, and the endpoint that they reach the policy by."""
+"""The actor that runs agents of the user, with the HTTP endpoint through which they reach the policy."""
 
 import asyncio
 import inspect
@@ -34,13 +34,13 @@ from rstar_ray.trajectory import Problem
 log = logging.getLogger(__name__)
 
 MAX_ENDED = 1_000
-"""Rollouts that have ended whose keys are still known, so that late requests get a clear answer."""
+"""Ended rollouts whose keys are kept, so that late requests get a clear error."""
 LOOK_EVERY_S = 0.5
 MAX_RESTARTS = 1_000
 MAX_SHOWN = 50
-"""Failures of agents that one host logs."""
+"""Maximum agent failures that one host logs."""
 MAX_LOSSES = 3
-"""How often one rollout's agent is started again since its process, or the sandbox that it uses, was lost."""
+"""Restarts of one rollout's agent after losses of its process or its sandbox."""
 CONCURRENCY = 10_000
 """Each rollout keeps one call open."""
 
@@ -48,8 +48,8 @@ Solve = Callable[[Problem, Endpoint], Any]
 
 
 class AgentHost:
-    """Runs one agent for each rollout and answers what it asks. One event loop; each agent has a thread of its own, so
-    that one that blocks holds up no other.
+    """Runs one agent per rollout and serves its requests. The host has one event loop; each agent has a separate
+    thread, so that an agent that blocks does not delay others.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AgentHost:
         self._watch: asyncio.Task[None] | None = None
 
     async def next_request(self, call: AgentCall) -> AgentReply:
-        """See `AgentSession.next`; starts the agent where there is none that stands where the rollout does."""
+        """See `AgentSession.next`; starts an agent if none runs, or if the running one does not match the rollout."""
         await self._listen()
         running = self._running.get(call.rollout_id)
         if running is not None and not call.opens and call.holder != running.holder:
@@ -93,7 +93,7 @@ class AgentHost:
         return await running.session.next(call)
 
     async def end(self, rollout_id: str, holder: str) -> None:
-        """Stop a rollout's agent, unless another worker plays the rollout by now."""
+        """Stop a rollout's agent, unless another worker plays the rollout now."""
         running = self._running.get(rollout_id)
         if running is not None and running.holder == holder:
             del self._running[rollout_id]
@@ -113,7 +113,7 @@ class AgentHost:
 
     @property
     def num_tokens(self) -> int:
-        """Held for all rollouts, those that have ended included."""
+        """Tokens held for all rollouts, including ended ones."""
         return sum(session.num_tokens for session in self._by_key.values())
 
     async def _listen(self) -> None:
@@ -144,7 +144,7 @@ class AgentHost:
     def _show(self, rollout_id: str, text: str) -> None:
         self._num_shown += 1
         if self._num_shown <= MAX_SHOWN:
-            more = "; further ones are not shown" if self._num_shown == MAX_SHOWN else ""
+            more = "; further failures are not logged" if self._num_shown == MAX_SHOWN else ""
             log.warning(f"agent: rollout={rollout_id} {text}{more}")
 
     async def _time_out(self) -> None:
@@ -152,7 +152,7 @@ class AgentHost:
             await asyncio.sleep(min(LOOK_EVERY_S, self._deadline_s / 4))
             for running in list(self._running.values()):
                 if running.session.thinks_for_s() > self._deadline_s:
-                    text = f"it neither asked nor ended for {self._deadline_s:g} s (--agent.deadline-s)"
+                    text = f"no request and no end for {self._deadline_s:g} s (--agent.deadline-s)"
                     running.session.end(AgentEnd(failure=text, timed_out=True))
                     running.stop()
 
@@ -163,12 +163,12 @@ class RunningAgent:
     def __init__(self, session: AgentSession, holder: str, losses: int) -> None:
         self.session = session
         self.holder = holder
-        self.losses = losses  # how often this rollout's agent was lost before
+        self.losses = losses  # earlier losses of this rollout's agent
         self._task: asyncio.Task[AgentEnd] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, solve: Solve, problem: Problem, endpoint: Endpoint, show: Callable[[str, str], None]) -> None:
-        """`show` a failure, of a rollout."""
+        """`show(rollout_id, text)` logs a failure."""
         host = asyncio.get_running_loop()
 
         def ended(end: AgentEnd) -> None:
@@ -181,12 +181,12 @@ class RunningAgent:
             self._task = asyncio.ensure_future(self._solved(solve, problem, endpoint))
             end = await self._task
             with suppress(RuntimeError):  # the host is closed
-                host.call_soon_threadsafe(ended, end)  # tasks that the agent left behind hold up nothing
+                host.call_soon_threadsafe(ended, end)  # reported before the agent's remaining tasks are cancelled
 
         threading.Thread(target=asyncio.run, args=(run(),), name=f"agent {endpoint.rollout_id}", daemon=True).start()
 
     def stop(self) -> None:
-        """Cancel it. One that blocks ends when it does; its requests are refused meanwhile."""
+        """Cancel the agent. An agent that blocks continues until it returns, but its requests are refused."""
         self.session.end(AgentEnd(failure="it was stopped"))
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # it has ended
@@ -197,10 +197,10 @@ class RunningAgent:
             given = solve(problem, endpoint)
             reward = await given if inspect.isawaitable(given) else given
         except ToolError as ours:
-            return AgentEnd(fault=str(ours) or "it says that what it needs failed")
+            return AgentEnd(fault=str(ours) or "the agent raised ToolError without a reason")
         except SandboxError as lost:
             if self.losses < MAX_LOSSES:
-                return AgentEnd(lost=True, failure=f"it is started again: {lost}")
+                return AgentEnd(lost=True, failure=f"it is restarted: {lost}")
             return AgentEnd(fault=f"it was lost {self.losses + 1} times, last: {lost}")
         except asyncio.CancelledError:
             return AgentEnd(failure="it was cancelled")
@@ -215,7 +215,7 @@ class RunningAgent:
 
 
 class AgentHostActor(ServiceActor):
-    """The actor of an `AgentHost`; every rule lives there."""
+    """The Ray actor of an `AgentHost`."""
 
     def __init__(self, name: str, config: RunConfig, model: Path, tools: Any) -> None:
         super().__init__(name)
@@ -247,14 +247,14 @@ class AgentHostActor(ServiceActor):
 
 
 def agent_host_names(config: RunConfig) -> tuple[str, ...]:
-    """The actor names of the hosts; none without an agent."""
+    """The actor names of the hosts; empty without an agent."""
     return tuple(f"agents/{number}" for number in range(config.agent.hosts if config.agent.used else 0))
 
 
 def start_agent_hosts(
     config: RunConfig, model: Path, tools: Any, **options: Any
 ) -> Mapping[str, Service[AgentHostActor]]:
-    """The hosts by name."""
+    """Start the hosts; returns them by name."""
     actor: Any = ray.remote(AgentHostActor)
     shared = {"num_cpus": 0, "max_restarts": MAX_RESTARTS, "max_concurrency": CONCURRENCY} | options
     return {

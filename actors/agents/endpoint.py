@@ -1,4 +1,4 @@
-"""The HTTP endpoint beside the agents: chat completions and Messages, on the loopback, by the key of a rollout."""
+"""The agents' HTTP endpoint on loopback: chat completions and Messages; a key identifies the rollout."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 MESSAGES = "/v1/messages"
 STATUSES = {"rollout_ended": 410, "too_many_requests": 429, "model_not_found": 404, "key": 401}
 RETRY = "x-stainless-retry-count"
-"""Header of the clients of OpenAI and Anthropic: above 0 where the same request is sent again."""
+"""Header of OpenAI's and Anthropic's clients: above 0 if a request is repeated."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AgentEndpoint:
-    """Routes and errors in front of the sessions of one host, by their keys."""
+    """Routes requests to the sessions of one host by key, and formats errors."""
 
     def __init__(self, session_of: Callable[[str], AgentSession | None]) -> None:
-        """`session_of` a key: None where the key is unknown. A rollout that has ended keeps its session for a while."""
+        """`session_of(key)`: the rollout's session, also for a while after its end; None for an unknown key."""
         self._session_of = session_of
 
     def app(self) -> web.Application:
@@ -49,7 +49,7 @@ class AgentEndpoint:
             return _problem(request, STATUSES.get(bad.code, 400), str(bad), bad.code)
         except RecursionError:
             return _problem(request, 400, "the body is nested too deeply")
-        except web.HTTPException as refused:  # of aiohttp: no such route, a body above the limit
+        except web.HTTPException as refused:  # raised by aiohttp: no such route, a body above the limit
             answer = _problem(request, refused.status, refused.reason)
             answer.force_close()
             return answer
@@ -58,7 +58,7 @@ class AgentEndpoint:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         session = self._session_of(bearer or request.headers.get("x-api-key", ""))
         if session is None:
-            raise BadRequest("the key is of no rollout here. Hint: use the endpoint's api_key", code="key")
+            raise BadRequest("the key belongs to no rollout here. Hint: use the endpoint's api_key", code="key")
         return session
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -87,7 +87,7 @@ class AgentEndpoint:
 
 
 async def _streamed(request: web.Request, asked: ChatRequest, end: Finished, name: str) -> web.StreamResponse:
-    """The whole answer as events: it is known once it has been sampled to its end."""
+    """Send the answer as events, all at once, because it is complete only after sampling has ended."""
     anthropic = _is_anthropic(request)
     events = Events(name, MODEL) if anthropic else Chunks(name, MODEL, tells_usage=asked.tells_usage)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -1,4 +1,4 @@
-"""A Ray head on this machine: `python -m actors.cluster up` starts one, `down` stops that one and no other.
+"""A Ray head on this machine: `python -m actors.cluster up` starts it, `down` stops the head that `up` started.
 
 It accepts only clients that have its token (`actors.cluster.auth`). Only the dashboard is bound to the loopback; Ray's
 other servers listen on every interface.
@@ -24,12 +24,12 @@ HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
 """Records of the processes that this project starts; see `actors.cluster.dashboards` for the second."""
 START_DEADLINE_S = 180.0  # long enough for a busy machine
 STARTED = "Ray runtime started."
-"""Output of `ray start` when the node has joined; its dashboard answers earlier, even where no node ever joins."""
+"""Output of `ray start` when the node has joined; the dashboard answers earlier, even if no node ever joins."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """Time until `ray job stop` kills a job that it asked to end [s]; Ray reads it from the head's or the job's
 environment, and defaults to 3.
 """
-CLOSING_S = 60  # a run's actors, after its grace
+CLOSING_S = 60  # to close a run's actors, after its grace time
 
 
 def cluster_environment(runs: Path) -> dict[str, str]:
@@ -37,7 +37,7 @@ def cluster_environment(runs: Path) -> dict[str, str]:
     return {
         STOP_WAIT: f"{CheckpointConfig().grace_s + CLOSING_S:.0f}",
         **gpu_environment(accelerator()),
-        **os.environ,  # over the file's: the user's own setting wins
+        **os.environ,  # the user's settings override the file's
         MODE_VARIABLE: os.environ.get(MODE_VARIABLE, "token"),
         "RAY_DASHBOARD_ENABLE_PROFILING": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -47,7 +47,7 @@ def cluster_environment(runs: Path) -> dict[str, str]:
 
 
 def up() -> None:
-    """Start the head and wait until its dashboard answers. Raises `ConfigError` where the port is taken."""
+    """Start the head and wait until its dashboard answers. Raises `ConfigError` if the port is in use."""
     if recorded(HEAD) is not None:
         raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
     refuse_taken_port(DASHBOARD_PORT)
@@ -57,7 +57,7 @@ def up() -> None:
     ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
     command += [f"--dashboard-host={HOST}", f"--dashboard-port={DASHBOARD_PORT}", "--port=0"]
-    command += [f"--dashboard-agent-listen-port={free_port()}"]  # by default one port, which a second Ray here has
+    command += [f"--dashboard-agent-listen-port={free_port()}"]  # the default port is in use if a second Ray runs here
     dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
     start(
         HEAD,
@@ -88,7 +88,7 @@ def down() -> None:
 
 
 def refuse_taken_port(port: int, hint: str = "the dashboard and `ray job submit` need it") -> None:
-    """Raise `ConfigError` for what is not a port, or where something listens; `hint` says what else helps."""
+    """Raise `ConfigError` for an invalid port number or a port in use."""
     if not 0 < port < 65536:
         raise ConfigError(f"port {port}", "it is not a port", "give 1 to 65535")
     with socket.socket() as probe:

@@ -1,11 +1,11 @@
 """Token authentication of Ray, on unless the user sets `disabled` explicitly.
 
-Ray's GCS, raylets and workers listen on every interface of the machine, whatever address they are given, and whoever
-they answer runs code. So the token is made before the first of them starts, readable by its owner alone, where Ray's
-own tools look for it. docs/security.md says what listens where.
+Ray's GCS, raylets and workers listen on every interface of the machine, whatever address they are given, and their
+clients can run code. So the token is made before Ray starts, readable only by its owner, where Ray's tools look for it.
+docs/security.md lists the listening addresses.
 
-Ray also makes its session directories writable for every user of the machine (mode 777), with the code of jobs in them.
-So they lie below a directory with mode 700, which Ray and its tools find by RAY_TMPDIR.
+Ray also makes its session directories, which contain the code of jobs, writable for every user (mode 777). So they are
+created below a directory with mode 700, which Ray and its tools find by RAY_TMPDIR.
 
 `python -m actors.cluster.auth` creates that directory and prints its path, for scripts that call `ray start`.
 """
@@ -34,13 +34,13 @@ _SOCKET = (
 
 
 def require_token_auth() -> bool:
-    """Put this process, and all that it starts, under token authentication; before Ray is started or joined.
+    """Set token authentication for this process and its children; call it before Ray is started or joined.
 
-    A Ray that is started afterwards keeps its files in `private_directory`. False where RAY_AUTH_MODE=disabled asked
-    for no token, which is shown as a warning. Raises `ConfigError` for a mode that does not exist, and for a token that
-    is named and not there, empty, or readable by others for good.
+    A Ray that is started afterwards keeps its files in `private_directory`. Returns False, with a warning, if
+    RAY_AUTH_MODE=disabled. Raises `ConfigError` for an unknown mode, and for a token file that is missing, empty, or
+    cannot be made private.
     """
-    if not os.environ.get("RAY_ADDRESS"):  # a cluster that is joined has its directory already
+    if not os.environ.get("RAY_ADDRESS"):  # an existing cluster has a directory already
         private_directory()
     mode = os.environ.setdefault(MODE_VARIABLE, "token").lower()
     if mode == "disabled":
@@ -51,7 +51,7 @@ def require_token_auth() -> bool:
         return False
     if mode != "token":
         raise ConfigError(MODE_VARIABLE, f"{mode!r} is not a mode", "unset it, or give token or disabled")
-    if TOKEN_VARIABLE in os.environ:  # Ray takes it before any file
+    if TOKEN_VARIABLE in os.environ:  # for Ray it takes precedence over files
         if not os.environ[TOKEN_VARIABLE].strip():
             raise ConfigError(TOKEN_VARIABLE, "it is empty", "unset it, or give the cluster's token")
     elif PATH_VARIABLE in os.environ:
@@ -60,7 +60,7 @@ def require_token_auth() -> bool:
         path = default_token_path()
         _make(path)
         _keep_private(path, "token")
-    if "ray" in sys.modules:  # it read the mode when it was imported
+    if "ray" in sys.modules:  # Ray read the mode when it was imported
         from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 
         Config.initialize("")
@@ -70,8 +70,8 @@ def require_token_auth() -> bool:
 def private_directory() -> Path:
     """Create the directory for Ray's sessions with mode 700, and set RAY_TMPDIR to it for child processes.
 
-    A directory that RAY_TMPDIR already names is checked and used. Raises `ConfigError` where other users can enter the
-    directory, where it belongs to another user, and where its path leaves no room for Ray's sockets.
+    If RAY_TMPDIR is set, its directory is checked and used. Raises `ConfigError` if other users can enter the
+    directory, if it belongs to another user, or if its path is too long for Ray's sockets.
     """
     named = os.environ.get(DIRECTORY_VARIABLE, "")
     parent = Path(os.environ.get("TMPDIR") or "/tmp")  # as Ray chooses it
@@ -97,25 +97,25 @@ def private_directory() -> Path:
 
 
 def export_line() -> str:
-    """For a shell whose `ray` commands talk to the cluster: Ray's tools set neither variable by themselves."""
+    """Shell command that sets the two variables, which `ray` commands need to reach the cluster."""
     directory = f"{DIRECTORY_VARIABLE}={shlex.quote(os.environ[DIRECTORY_VARIABLE])}"
     return f"export {MODE_VARIABLE}={os.environ[MODE_VARIABLE]} {directory}"
 
 
 def default_token_path() -> Path:
-    """Where Ray's own tools look when neither variable is set."""
+    """The file that Ray's tools read if neither token variable is set."""
     return Path.home() / ".ray" / "auth_token"
 
 
 def the_token() -> str:
-    """The token that `require_token_auth` found or made."""
+    """The token; call `require_token_auth` first."""
     if TOKEN_VARIABLE in os.environ:
         return os.environ[TOKEN_VARIABLE].strip()
     return Path(os.environ.get(PATH_VARIABLE) or default_token_path()).read_text().strip()
 
 
 def _make(path: Path) -> None:
-    """A new token, unless there is one; whole at once, for several runs may start together."""
+    """Create a token atomically unless there is one, because several runs may start at the same time."""
     if path.exists() and path.stat().st_size:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _make(path: Path) -> None:
     try:
         if path.exists():  # empty
             path.unlink()
-        os.link(partial, path)  # fails where another run was faster; that run's token then applies
+        os.link(partial, path)  # fails if another run was faster; its token then applies
     except FileExistsError:
         pass
     finally:
@@ -141,7 +141,7 @@ def _keep_private(path: Path, name: str) -> None:
         if mode & 0o077:
             path.chmod(0o600)
             log.warning(
-                f"{path} was readable by others (mode {mode:o}) and is yours alone now; delete it for a new token"
+                f"{path} was readable by others (mode {mode:o}) and is private now; delete it to get a new token"
             )
     except OSError as refused:
         hint = "name a file of your own with the cluster's token, mode 600"

@@ -1,8 +1,7 @@
-"""Assigns replicas and ranks to bundles in order of node and GPU: Ray's numbers have no order, and collectives
-need one.
+"""Assigns replicas and ranks to bundles in order of node and GPU, because Ray numbers bundles in arbitrary order.
 
-Ranks and replicas go by node and GPU, so that neighbours in a collective are neighbours in the machine;
-sandboxes are dealt over all nodes, the head included.
+Neighbouring ranks of a collective are then neighbours in the hardware. Sandboxes are spread over all nodes, the head
+included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,12 @@ from rstar_ray.deadline import within
 
 SEATED_DEADLINE_S = 120.0
 HEAD = "node:__internal_head__"
-"""Ray's mark on the head's resources."""
+"""Resource by which Ray marks the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where one bundle is."""
+    """The node and GPUs of one bundle."""
 
     bundle: int
     node: str  # Ray's id
@@ -29,14 +28,14 @@ class Seat:
 
 
 class StandIn:
-    """Reserves a bundle for a moment and reports its node and GPUs."""
+    """Temporary actor in a bundle that reports the bundle's node and GPUs."""
 
     def where(self) -> tuple[str, tuple[int, ...]]:
         return ray.get_runtime_context().get_node_id(), tuple(sorted(int(gpu) for gpu in ray.get_gpu_ids()))
 
 
 def stand_ins(group: Any, layout: Layout) -> list[Any]:
-    """One in every bundle, with all its GPUs; the caller ends them."""
+    """One stand-in per bundle, with all its GPUs; the caller kills them."""
     actor: Any = ray.remote(StandIn)
     return [
         actor.options(num_cpus=0, num_gpus=bundle.get("GPU", 0), **in_bundle(group, number)).remote()
@@ -45,7 +44,7 @@ def stand_ins(group: Any, layout: Layout) -> list[Any]:
 
 
 async def seats_of(standing: Sequence[Any]) -> list[Seat]:
-    """Where these stand. Raises `DeadlineExceeded`."""
+    """The places of these stand-ins. Raises `DeadlineExceeded`."""
     return [
         Seat(bundle=bundle, node=node, gpus=gpus)
         for bundle, actor in enumerate(standing)
@@ -55,14 +54,14 @@ async def seats_of(standing: Sequence[Any]) -> list[Seat]:
                 SEATED_DEADLINE_S,
                 waiter="driver",
                 owner=f"bundle {bundle}",
-                reason="where it is",
+                reason="its place",
             )
         ]
     ]
 
 
 async def seated(group: Any, layout: Layout) -> Layout:
-    """The layout with replicas and ranks in order of node and GPU; unchanged where there is nothing to order."""
+    """The layout with replicas and ranks in order of node and GPU; unchanged for one bundle or without GPUs."""
     if len(layout.bundles) == 1 or not any("GPU" in bundle for bundle in layout.bundles):
         return layout
     standing = stand_ins(group, layout)
@@ -81,12 +80,12 @@ def nodes_in_order(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _numbers(address: str) -> list[tuple[int, str]]:
-    """10.0.0.9 before 10.0.0.10."""
+    """Sort key that puts 10.0.0.9 before 10.0.0.10."""
     return [(int(part) if part.isdigit() else -1, part) for part in address.split(".")]
 
 
 def in_order(layout: Layout, seats: Sequence[Seat], nodes: Sequence[str]) -> Layout:
-    """Exchange bundles with equal reservations until their numbers follow nodes and GPUs."""
+    """The layout with bundles of equal reservations exchanged so that they follow nodes and GPUs."""
     position = {node: number for number, node in enumerate(nodes)}
     by_seat = sorted(seats, key=lambda seat: (position[seat.node], seat.gpus, seat.bundle))
     exchanged: dict[int, int] = {}
@@ -102,14 +101,14 @@ def in_order(layout: Layout, seats: Sequence[Seat], nodes: Sequence[str]) -> Lay
 
 
 def executor_nodes(nodes: Sequence[str], executors: int) -> list[str]:
-    """Spread over the nodes in turn."""
+    """The node of each executor, round-robin."""
     return [nodes[number % len(nodes)] for number in range(executors)]
 
 
 def on_node(node: str, *, or_elsewhere: bool) -> dict[str, Any]:
-    """Ray's actor option that puts an actor there, or elsewhere once the node is gone.
+    """Ray's actor option for a node; `or_elsewhere`: allow another node if this one is lost.
 
-    With `or_elsewhere` Ray takes another node for an actor that reserves nothing, even while this one lives.
+    With `or_elsewhere` Ray may also choose another node for an actor without reservations while this node lives.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

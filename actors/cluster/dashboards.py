@@ -1,6 +1,6 @@
-"""Prometheus beside the head of `make cluster-up`: `python -m actors.cluster.dashboards [PORT]` or `make dashboards`.
+"""Prometheus for the head of `make cluster-up`: `python -m actors.cluster.dashboards [PORT]` or `make dashboards`.
 
-It scrapes the nodes that Ray's head lists, judges the alerts of deploy/prometheus, and listens on the loopback alone.
+It scrapes the nodes that Ray's head lists, evaluates the alerts of deploy/prometheus, and listens only on loopback.
 `make cluster-down` ends it with the head.
 """
 
@@ -25,7 +25,7 @@ START_DEADLINE_S = 30.0
 
 
 def up(port: int = PORT) -> None:
-    """Start Prometheus and print its address. Raises `ConfigError` for what the user can fix."""
+    """Start Prometheus, unless it runs, and print its address. Raises `ConfigError`."""
     program = shutil.which("prometheus")
     if program is None:
         raise ConfigError(
@@ -38,9 +38,9 @@ def up(port: int = PORT) -> None:
     if running is not None:
         port = listens_on(running) or port
     else:
-        refuse_taken_port(port, 'another is given by `make dashboards ARGS="9091"`')
+        refuse_taken_port(port, 'set another port with `make dashboards ARGS="9091"`')
         _start(program, head, port)
-    print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, judges {DEPLOYED.name}/prometheus/alerts.yml)")
+    print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, evaluates {DEPLOYED.name}/prometheus/alerts.yml)")
     print(f"grafana:     add a Prometheus data source with the URL http://{HOST}:{port}, then under Dashboards, New,")
     print(f"             Import the files {', '.join(sorted(str(path) for path in (DEPLOYED / 'grafana').glob('*')))}")
     print("alerts:      prometheus-alertmanager --config.file deploy/prometheus/alertmanager.yml")
@@ -60,13 +60,13 @@ def _start(program: str, head: psutil.Process, port: int) -> None:
 
 
 def listens_on(prometheus: psutil.Process) -> int:
-    """The port it was started with; 0 where its command line does not contain it."""
+    """The port of its command line; 0 if there is none."""
     found = re.search(r"--web\.listen-address=\S+:(\d+)", " ".join(prometheus.cmdline()))
     return int(found[1]) if found else 0
 
 
 def discovery_file(head: psutil.Process) -> str:
-    """The list of nodes that this head keeps: several Rays may run on one machine, each in a separate folder."""
+    """The list of nodes in this head's session folder; several Rays may run on one machine."""
     for process in head.children(recursive=True):
         found = re.search(r"--session[-_]dir=(\S+)", " ".join(process.cmdline()))
         if found:

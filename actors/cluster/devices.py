@@ -1,25 +1,25 @@
-"""The order of GPUs in a process: its own GPU first, so that device 0 is its own everywhere.
+"""Sets the order of GPUs in a process: its assigned GPU comes first, so that it is always device 0.
 
-Ray leaves an actor with one visible GPU. On ROCm that breaks IPC between processes on one GPU and RCCL under
-vLLM (`deploy/rocm.env` names the reports). There Ray sets no mask, and every process sets one with all GPUs.
+Ray makes only one GPU visible to an actor. On ROCm that breaks IPC between processes on one GPU, and RCCL in vLLM
+(`deploy/rocm.env` links the reports). There Ray is set not to mask GPUs, and every process sets a mask with all GPUs.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 
 KINDS = ("HIP", "CUDA")
-"""HIP first: where both are left alone, as on ROCm, vLLM takes HIP's mask for CUDA's and refuses two that differ."""
+"""HIP first: if Ray sets neither mask, as on ROCm, vLLM copies HIP's mask to CUDA's and refuses two that differ."""
 
 
 def own_first(own: Sequence[str], others: Sequence[str]) -> str:
-    """A mask with all GPUs of a node, the process's own first."""
+    """A mask with all GPUs of a node, those of the process first."""
     return ",".join([*own, *(gpu for gpu in others if gpu not in own)])
 
 
 def mask_for(environment: Mapping[str, str], *, own: Sequence[str], num_gpus: int) -> dict[str, str]:
-    """What to add to `environment`: nothing where Ray has set the mask itself, or where no GPU is one's own.
+    """Variables to add to `environment`; empty if Ray sets the mask, or if the process has no GPU.
 
-    `own`: the ids Ray gave this process; `num_gpus`: of its node.
+    `own`: ids of GPUs that Ray assigned to this process; `num_gpus`: number of GPUs of its node.
     """
     left_alone = [kind for kind in KINDS if _is_set(environment, f"RAY_EXPERIMENTAL_NOSET_{kind}_VISIBLE_DEVICES")]
     if not own or not left_alone:
@@ -34,7 +34,7 @@ def _is_set(environment: Mapping[str, str], name: str) -> bool:
 
 
 def see_own_gpu_first() -> None:
-    """To be called in an actor before anything counts the GPUs; afterwards it has no effect."""
+    """Set the mask of this actor; has no effect after a library has counted the GPUs."""
     import ray
 
     own = [str(gpu) for gpu in ray.get_gpu_ids()]

@@ -1,7 +1,7 @@
-"""The environment that processes on GPUs need: `deploy/rocm.env`, `deploy/cuda.env`, and the site's own beside them.
+"""Environment variables for processes on GPUs, from `deploy/rocm.env`, `deploy/cuda.env` and `deploy/site.env`.
 
-The files have the form that Docker, `kubectl create configmap --from-env-file` and a shell's `source` read alike, so
-that every way of starting Ray takes them from one place.
+Docker, `kubectl create configmap --from-env-file` and a shell's `source` read the files' format in the same way, so
+that every way of starting Ray uses the same files.
 """
 
 import os
@@ -25,11 +25,11 @@ _HARMFUL = re.compile(r"# not ([A-Za-z_][A-Za-z0-9_]*): (.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One line of a file."""
+    """One variable of a file."""
 
     name: str
     value: str
-    reason: str  # the comment right above, with its source
+    reason: str  # the comment line above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class EnvFile:
 
 
 def parse_env_file(text: str, where: str) -> EnvFile:
-    """Raises `ConfigError` with the line where Docker, Kubernetes and a shell would read it differently."""
+    """Raises `ConfigError` with the line that Docker, Kubernetes and a shell would read differently."""
     variables: list[Variable] = []
     harmful: dict[str, str] = {}
     reason = ""
@@ -58,20 +58,20 @@ def parse_env_file(text: str, where: str) -> EnvFile:
         match = _SETTING.fullmatch(line)
         if match is None:
             hint = "write NAME=value without export, quotes, spaces, $ or anything behind it"
-            raise ConfigError(f"{where}:{number}", f"{line!r} does not read the same everywhere", hint)
+            raise ConfigError(f"{where}:{number}", f"{line!r}: Docker, Kubernetes and shells read it differently", hint)
         if any(variable.name == match[1] for variable in variables):
-            raise ConfigError(f"{where}:{number}", f"{match[1]} is set twice", "leave one of them")
+            raise ConfigError(f"{where}:{number}", f"{match[1]} is set twice", "remove one")
         variables.append(Variable(name=match[1], value=match[2], reason=reason))
         reason = ""
     return EnvFile(variables=tuple(variables), harmful=harmful)
 
 
 def read_env_file(path: Path) -> EnvFile:
-    """Raises `ConfigError` where it cannot be read."""
+    """Raises `ConfigError` if the file cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"cannot be read ({error})", "take it from the repository") from error
+        raise ConfigError(str(path), f"cannot be read ({error})", "restore it from the repository") from error
     return parse_env_file(text, f"{path.parent.name}/{path.name}")
 
 
@@ -83,7 +83,7 @@ def accelerator(devices: Path = Path("/dev")) -> Accelerator:
 
 
 def gpu_environment(kind: Accelerator, folder: Path = DEPLOY) -> dict[str, str]:
-    """Variables for processes on such GPUs; the site's own come over the file's. None on a CPU."""
+    """Variables for processes on such GPUs; site.env overrides the GPU's file. Empty on a CPU."""
     if kind == "cpu":
         return {}
     site = read_env_file(folder / SITE).values if (folder / SITE).exists() else {}
@@ -91,5 +91,5 @@ def gpu_environment(kind: Accelerator, folder: Path = DEPLOY) -> dict[str, str]:
 
 
 def missing(wanted: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those that the shell has not set: the user's own values win."""
+    """The variables that `environment` does not set; the user's values win."""
     return {name: value for name, value in wanted.items() if name not in environment}

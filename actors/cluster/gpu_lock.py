@@ -1,8 +1,8 @@
 """A lock for GPUs that engines and learner ranks share: either engines start, or the learner works.
 
-vLLM looks at what is free on its device when it starts, twice, and refuses where another process has released memory
-in between, or holds too much for a moment: an update's activations, a model on its way to the device. So no engine
-starts during an update, and no update begins while one does. Engines start beside each other.
+vLLM measures the free memory of its device twice during its start, and fails if another process has released memory in
+between or holds too much (activations of an update, a model being loaded). So no engine starts during an update, and no
+update begins during an engine's start. Several engines may start at once.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from rstar_ray.deadline import within
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 ANYTIME: Turn = nullcontext
-"""For GPUs that are not shared."""
+"""No waiting, for GPUs that are not shared."""
 
 
 @dataclass(slots=True)
 class GpuTurns:
-    """Turns of two sides; any number of one side at a time. All calls come from one event loop."""
+    """A lock that several engines or several learner calls may hold, but not both kinds. For one event loop."""
 
-    start_deadline_s: float  # of an engine
-    step_deadline_s: float  # of the learner
+    start_deadline_s: float  # longest start of an engine
+    step_deadline_s: float  # longest call of the learner
     _engines: int = 0
     _learning: int = 0
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @asynccontextmanager
     async def engine(self) -> AsyncGenerator[None]:
-        """An engine starts here. Raises `DeadlineExceeded`."""
+        """Hold the lock for an engine's start. Raises `DeadlineExceeded`."""
         await self._wait(lambda: not self._learning, self.step_deadline_s, "engine", "learner", "its update to end")
         self._engines += 1
         try:
@@ -41,7 +41,7 @@ class GpuTurns:
 
     @asynccontextmanager
     async def learner(self) -> AsyncGenerator[None]:
-        """The learner loads or updates here. Raises `DeadlineExceeded`."""
+        """Hold the lock for a load or update of the learner. Raises `DeadlineExceeded`."""
         await self._wait(lambda: not self._engines, self.start_deadline_s, "learner", "engines", "their start")
         self._learning += 1
         try:
@@ -56,7 +56,7 @@ class GpuTurns:
                 await self._changed.wait_for(free)
 
         while not free():  # another caller may have been faster
-            await within(wait(), seconds, waiter=waiter, owner=owner, reason=f"{reason}, on a GPU that both have")
+            await within(wait(), seconds, waiter=waiter, owner=owner, reason=f"{reason}, on a GPU that both use")
 
     async def _tell(self) -> None:
         async with self._changed:

@@ -1,4 +1,4 @@
-"""A file for `ray up`, checked in one line before a host is touched: `make cluster-up CLUSTER=deploy/mi300x.yaml`."""
+"""Checks a file for `ray up` before any host is contacted: `make cluster-up CLUSTER=deploy/mi300x.yaml`."""
 
 import copy
 import re
@@ -14,7 +14,7 @@ PLACEHOLDER = re.compile(r"HEAD_ADDRESS|NODE_\d+")
 
 
 def read_cluster_file(path: Path) -> dict[str, Any]:
-    """Raises `ConfigError` naming the field: unknown ones, addresses left out, nodes of different images."""
+    """Raises `ConfigError` for unknown fields, missing addresses, and nodes with different images."""
     import yaml
 
     try:
@@ -31,7 +31,7 @@ def read_cluster_file(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(path: Path, config: dict[str, Any]) -> None:
-    """By Ray's own schema, on the form Ray brings the file into."""
+    """Validate with Ray's schema, after Ray has filled in its defaults."""
     from jsonschema import ValidationError
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -49,7 +49,7 @@ def _refuse_hosts(path: Path, provider: dict[str, Any], config: dict[str, Any]) 
         return
     hosts = [str(provider.get("head_ip", "")), *map(str, provider.get("worker_ips") or [])]
     if left := [host for host in hosts if PLACEHOLDER.fullmatch(host)]:
-        raise ConfigError(f"{path}: provider", f"{', '.join(left)} are no addresses", "fill in your nodes'")
+        raise ConfigError(f"{path}: provider", f"{', '.join(left)} are not addresses", "fill in your nodes' addresses")
     if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
         raise ConfigError(f"{path}: provider", f"{', '.join(twice)} is named twice", "name every node once")
     workers = len(hosts) - 1
@@ -64,7 +64,7 @@ def _refuse_different_images(path: Path, docker: dict[str, Any]) -> None:
     if head != workers:
         raise ConfigError(
             f"{path}: docker",
-            f"the head runs {head} and the others {workers}: nodes of different versions do not understand each other",
+            f"the head runs {head} and the others {workers}: all nodes need the same versions",
             "give one image",
         )
 
@@ -74,7 +74,7 @@ def ray_command(action: Literal["up", "down"], path: Path) -> list[str]:
 
 
 def run_cluster_file(action: Literal["up", "down"], path: Path) -> int:
-    """Ray's own exit status."""
+    """Check the file and run `ray up` or `ray down`; returns its exit status."""
     read_cluster_file(path)
-    require_token_auth()  # the token that the file hands to every node is there from now on
+    require_token_auth()  # creates the token, which the file copies to every node
     return subprocess.run(ray_command(action, path)).returncode

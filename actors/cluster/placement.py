@@ -1,4 +1,4 @@
-"""Where the actors of a run go: bundles for Ray's placement group, computed and checked before anything starts."""
+"""Placement of a run's actors: bundles for Ray's placement group, computed and checked before anything starts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 PLACEMENT_DEADLINE_S = 120.0
 EXECUTOR_CPUS = 0.1
-"""CPU reserved by a sandbox executor itself; its programs use the cores that the others leave."""
+"""CPU reserved by a sandbox executor; its programs use the cores that are not reserved."""
 TOLERANCE = 1e-6
 
 Resources = Mapping[str, float]
@@ -19,13 +19,13 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One bundle per replica; learner ranks share the replicas' bundles, and so their GPUs, or have separate ones."""
+    """One bundle per replica; learner ranks share the replicas' bundles and GPUs, or have separate bundles."""
 
-    bundles: tuple[dict[str, float], ...]  # what each bundle reserves
+    bundles: tuple[dict[str, float], ...]  # resources reserved by each bundle
     replica_bundles: tuple[int, ...]  # by replica
     rank_bundles: tuple[int, ...]  # by learner rank
     executors: int  # sandbox actors, outside the bundles
-    executor_cpus: float  # of each
+    executor_cpus: float  # per executor
 
     @property
     def totals(self) -> dict[str, float]:
@@ -36,7 +36,7 @@ class Layout:
 
 
 def plan_layout(config: RunConfig) -> Layout:
-    """Replica i has bundle i; rank j shares bundle j mod replicas, or has a separate one behind them."""
+    """Replica i has bundle i; rank j shares bundle j mod replicas, or has a separate bundle after them."""
     engine, learner = config.engine, config.learner
     first, over = (engine.replicas, learner.ranks) if learner.own_gpus else (0, engine.replicas)
     rank_bundles = tuple(first + rank % over for rank in range(learner.ranks))
@@ -56,7 +56,7 @@ def plan_layout(config: RunConfig) -> Layout:
 
 
 def sending_ranks(layout: Layout, way: WeightWay) -> dict[int, int]:
-    """The learner's rank that sends each replica its weights; none where they come from the object store."""
+    """The learner's rank that sends each replica its weights, by replica; empty for the object store."""
     if way == "object_store":
         return {}
     if way == "nccl":
@@ -66,9 +66,9 @@ def sending_ranks(layout: Layout, way: WeightWay) -> dict[int, int]:
 
 
 def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
-    """The same run with as many replicas and ranks as these nodes hold, where the settings ask for that.
+    """The settings scaled down to these nodes, if --on-insufficient-resources allows it.
 
-    Separate pools shrink alike. What does not even hold one of each is left for `refuse_small_cluster`.
+    Replicas and ranks are reduced in proportion; unchanged if not even one of each fits (see `refuse_small_cluster`).
     """
     if config.on_insufficient_resources == "fail":
         return config
@@ -77,7 +77,7 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
         ranks = max(1, learner.ranks * replicas // engine.replicas)
         values = {"engine.replicas": replicas, "learner.ranks": ranks}
         try:
-            smaller = with_values(config, values)  # refused where --learner.hpz-ranks does not divide the ranks
+            smaller = with_values(config, values)  # raises if --learner.hpz-ranks does not divide the ranks
             refuse_small_cluster(plan_layout(smaller), nodes)
         except ConfigError:
             continue
@@ -86,7 +86,7 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
 
 
 def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
-    """The options with which this run would use more of the cluster's GPUs; empty where it cannot."""
+    """A message with options by which this run would use more of the cluster's GPUs; empty if there are none."""
     takes, has = plan_layout(config).totals.get("GPU", 0.0), _summed(nodes).get("GPU", 0.0)
     for times in range(int(has / takes + TOLERANCE) if takes else 0, 1, -1):
         replicas, ranks = times * config.engine.replicas, times * config.learner.ranks
@@ -103,7 +103,7 @@ def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
 
 
 def _have_room(layout: Layout, nodes: Sequence[Resources]) -> bool:
-    """Whether each bundle finds a node, placing the largest first: sufficient, not necessary."""
+    """Whether a greedy placement, largest bundle first, finds room for all bundles; False may be wrong."""
     left = [dict(node) for node in nodes]
     for bundle in sorted(layout.bundles, key=lambda one: (one.get("GPU", 0.0), one.get("CPU", 0.0)), reverse=True):
         node = next((one for one in left if _holds(one, bundle)), None)
@@ -115,10 +115,10 @@ def _have_room(layout: Layout, nodes: Sequence[Resources]) -> bool:
 
 
 def refuse_small_cluster(layout: Layout, nodes: Sequence[Resources]) -> None:
-    """Raise `ConfigError` with the arithmetic where the cluster, whose nodes have so much each, is too small.
+    """Raise `ConfigError` with the numbers if the cluster is too small. `nodes`: resources of each node.
 
-    Three things can be wrong: too little in all; a bundle, which lies on one node, larger than any; or enough in all,
-    but in pieces too small to hold so many bundles.
+    Three reasons: the total is too small, a bundle is larger than any node, or the nodes cannot hold that many bundles
+    although the total is large enough.
     """
     _refuse_too_much(layout, nodes)
     _refuse_large_bundle(layout, nodes)
@@ -136,7 +136,7 @@ def _refuse_too_much(layout: Layout, nodes: Sequence[Resources]) -> None:
                 "--engine.replicas",
                 f"{len(layout.bundles)} replicas and {len(layout.rank_bundles)} learner ranks need "
                 f"{' + '.join(parts)} = {wanted:g} {name}, the cluster has {has.get(name, 0.0):g}",
-                "choose a smaller --scale, lower --engine.replicas, --learner.ranks or what each takes, or add nodes",
+                "choose a smaller --scale, lower --engine.replicas, --learner.ranks or their resources, or add nodes",
             )
 
 
@@ -152,7 +152,7 @@ def _refuse_large_bundle(layout: Layout, nodes: Sequence[Resources]) -> None:
 
 
 def _refuse_pieces(layout: Layout, nodes: Sequence[Resources]) -> None:
-    """Counted with the smallest bundle: what is refused here has no room in any order."""
+    """Refuse if the nodes could not hold as many bundles even of the smallest size."""
     names = {name for bundle in layout.bundles for name in bundle}
     least = {name: min(bundle.get(name, 0.0) for bundle in layout.bundles) for name in names}
     least = {name: amount for name, amount in least.items() if amount}
@@ -168,7 +168,7 @@ def _refuse_pieces(layout: Layout, nodes: Sequence[Resources]) -> None:
             "--engine.replicas",
             f"{len(layout.bundles)} bundles of {_said(least)} or more are needed, the nodes have room for {room}, "
             f"each on one node: {', '.join(_said({name: node.get(name, 0.0) for name in least}) for node in nodes)}",
-            "lower --engine.replicas and --learner.ranks, or what each takes, or add nodes",
+            "lower --engine.replicas and --learner.ranks, or their resources, or add nodes",
         )
 
 
@@ -204,14 +204,14 @@ def _said(resources: Resources) -> str:
 
 
 def in_bundle(group: Any, bundle: int) -> dict[str, Any]:
-    """Ray's actor option that puts an actor there."""
+    """Ray's actor option for a bundle of a placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
 
 
 async def place(layout: Layout, *, deadline_s: float = PLACEMENT_DEADLINE_S) -> Any:
-    """Create the placement group and wait for it. Raises `ConfigError` where it cannot be had."""
+    """Create the placement group and wait for it. Raises `ConfigError` if it is not ready in time."""
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group(list(layout.bundles), strategy="PACK", name="rstar_ray")
@@ -228,7 +228,7 @@ async def place(layout: Layout, *, deadline_s: float = PLACEMENT_DEADLINE_S) -> 
 
 
 def hint_for(scheduling_state: str) -> str:
-    """A hint for a placement group that Ray has not made, by its state."""
+    """A hint for a placement group that is not ready, by its state."""
     if scheduling_state == "INFEASIBLE":
         return "add nodes, or lower what a replica and a rank take"
     return "wait until other runs have ended, or stop them"

@@ -6,9 +6,8 @@ import psutil
 
 
 def start_time(pid: int) -> str:
-    """The boot of this machine, and when since then the process with this id began, in ticks of the kernel.
-
-    Not a time of day: what that says of a process changes when the clock is set. Raises `psutil.NoSuchProcess`.
+    """Boot id of this machine, and the process's start in kernel ticks since boot, which setting the clock does not
+    change. Raises `psutil.NoSuchProcess`.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Metrics through Ray: each process hands them to its node's agent, whose /metrics Prometheus scrapes.
+"""Exports metrics through Ray: each process sends them to its node's agent, which Prometheus scrapes.
 
-A value costs some microseconds here; Ray sends it every ten seconds, in a separate thread.
+Recording a value takes some microseconds; Ray sends values every ten seconds, in a separate thread.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from rstar_ray.telemetry.registry import Kind, Metric
 
 
 def open_metric(metric: Metric, run: str) -> RecordFn:
-    """Register a metric of this process."""
+    """Register a metric with Ray; returns the function that records its values."""
     keys = ("run", *metric.labels)
     put: Callable[[float, dict[str, str]], None]
     if metric.kind is Kind.GAUGE:
@@ -25,5 +25,5 @@ def open_metric(metric: Metric, run: str) -> RecordFn:
 
 
 def ray_meter(run: str) -> Meter:
-    """The meter of this process, which belongs to a Ray; `run` is the run directory's name."""
+    """The meter of this process, which must be connected to Ray; `run` is the run directory's name."""
     return Meter(lambda metric: open_metric(metric, run), run=run)

@@ -1,6 +1,4 @@
-"""Processes that outlive the command that starts them: recorded with their start time, so that no other process
-is ever killed.
-"""
+"""Processes that outlive the command that starts them: recorded with their start time, so that only they are killed."""
 
 import contextlib
 import json
@@ -19,10 +17,10 @@ from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 
 class Sign(NamedTuple):
-    """How to tell that a process has come up."""
+    """Signs by which a process is known to be ready."""
 
-    asked: urllib.request.Request  # this address answers
-    says: str = ""  # and its log contains this
+    asked: urllib.request.Request  # must be answered
+    says: str = ""  # must be in the log
 
 
 def start(
@@ -34,9 +32,9 @@ def start(
     deadline_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Start one in a separate session that writes to `log`, record it at `path`, and wait for the sign that it is up.
+    """Start a process in a separate session with its output in `log`, record it at `path`, and wait until it is ready.
 
-    One that does not come up is ended. Raises `ConfigError` where it ended by itself, with its last words, and
+    A process that is not ready in time is ended. Raises `ConfigError` with its last line if it has exited, and
     `DeadlineExceeded`.
     """
     with log.open("w") as output:
@@ -75,23 +73,23 @@ def _wait(started: "subprocess.Popen[bytes]", name: str, sign: Sign, log: Path, 
 
 
 def record(path: Path, pid: int) -> None:
-    """Record the process with this id, which has just been started."""
+    """Record the process with this id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"pid": pid, "birth": start_time(pid)}))
 
 
 def recorded(path: Path) -> psutil.Process | None:
-    """The recorded process, if that very process still runs."""
+    """The recorded process if it still runs, otherwise None."""
     try:
         saved = json.loads(path.read_text())
         process = psutil.Process(saved["pid"])
         return process if start_time(process.pid) == saved["birth"] else None
-    except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # none, or a damaged record
+    except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # no record, or a damaged one
         return None
 
 
 def end(path: Path, process: psutil.Process) -> None:
-    """Terminate it and all its children, and delete the record; any of them may end meanwhile."""
+    """Terminate a process and its children, and delete the record."""
     alive: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         alive = [process, *process.children(recursive=True)]

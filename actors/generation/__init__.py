@@ -1,1 +1,1 @@
-"""Replicas: a vLLM engine with the agent loops that use it."""
+"""Replicas: vLLM engines with the workers that play rollouts on them, and the driver's clients of these."""

@@ -1,4 +1,4 @@
-"""One generation engine: tokens in, tokens and log-probs out, weights swapped between two decode steps.
+"""One generation engine: samples tokens with log-probs, and swaps weights between two decode steps.
 
 A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in separate processes.
 """
@@ -26,14 +26,14 @@ from scheduler.cost import EngineCost
 from scheduler.records import ReplicaLoad
 
 SampleFn = Callable[[Sequence[int], int], Awaitable[object]]
-"""Sample so many tokens after these."""
+"""`(prompt_ids, num_tokens)`: sample that many tokens after the prompt."""
 
 ROUNDS = 3
-FEW_TOKENS, MORE_TOKENS = 4, 16  # sampled by each request
-SHORT_PROMPT, LONG_PROMPT = 16, 2_048  # tokens, at most
-MANY = 32  # requests at once, at most
-FIRST_TOKEN, TOKENS = 8, 50  # prompts are made of so many different ones, which every vocabulary has
-LEAST_STEP_S = 1e-6  # whatever the clock says
+FEW_TOKENS, MORE_TOKENS = 4, 16  # sampled per request
+SHORT_PROMPT, LONG_PROMPT = 16, 2_048  # maximum tokens
+MANY = 32  # maximum concurrent requests
+FIRST_TOKEN, TOKENS = 8, 50  # range of token ids in prompts, which every vocabulary has
+LEAST_STEP_S = 1e-6  # lower bound, because measurements are noisy
 
 
 async def measure_cost(
@@ -44,14 +44,14 @@ async def measure_cost(
     max_running: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCost:
-    """`context_tokens` a request may have, `kv_tokens` all of them hold, `max_running` decode at once."""
+    """Measure the cost of steps. `context_tokens`: limit per request; `kv_tokens`: limit of all requests."""
     room = min(context_tokens, kv_tokens) - MORE_TOKENS
     short, long = min(SHORT_PROMPT, max(1, room // 2)), min(LONG_PROMPT, max(2, room // 2))
     many = max(1, min(MANY, max_running, (kv_tokens - long) // (2 * MORE_TOKENS + SHORT_PROMPT)))
     salt = 0
 
     def prompt(tokens: int) -> list[int]:
-        """A new one, which no cache has."""
+        """A new prompt, which is not in the prefix cache."""
         nonlocal salt
         salt += 1
         return [FIRST_TOKEN + (salt * 7 + place * place * salt) % TOKENS for place in range(tokens)]
@@ -62,7 +62,7 @@ async def measure_cost(
         return clock() - began
 
     async def step_s(tokens: int, requests: int) -> float:
-        """A decode step of so many requests, after a prompt of so many tokens that they share."""
+        """Seconds of a decode step of `requests` requests that share a prompt of `tokens` tokens."""
         shared = prompt(tokens)
         await seconds(shared, 1, 1)
         few = min([await seconds(shared, FEW_TOKENS, requests) for _ in range(ROUNDS)])
@@ -96,11 +96,11 @@ class EngineFacts:
     kv_capacity_tokens: int
     block_size: int
     max_model_len: int
-    cost: EngineCost | None = None  # of its steps, where they were measured
+    cost: EngineCost | None = None  # of its steps; None if not measured
 
 
 class Engine:
-    """One replica. `start` first, `close` last; all calls from the same event loop."""
+    """One engine. Call `start` first and `close` last, all from the same event loop."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class Engine:
         measures_cost: bool = False,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """Serves the policy in the folder `model`: its weights, or those that `adapter` names beside it.
+        """Serves the model in the folder `model`, or the base model and adapter of `adapter`.
 
-        `measures_cost`: measure at the start what a step costs, for the balancer. `stop_token_ids` end a completion; by
-        default those that the model's folder names.
+        `measures_cost`: measure the cost of steps at the start, for the balancer. `stop_token_ids`: end a completion;
+        default: those of the model folder.
         """
         self.config = config.engine
         self._measures_cost = measures_cost
@@ -136,15 +136,15 @@ class Engine:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of vLLM's processes; none before the start."""
+        """Process ids of vLLM's processes; empty before the start."""
         return tuple(process.pid for process in self._vllm.processes)
 
     async def start(self) -> EngineFacts:
-        """Start vLLM's processes. Raises `EngineError` where they do not come up, or lack what the settings need."""
+        """Start vLLM's processes. Raises `EngineError` if they fail, or lack a feature that the settings need."""
         if self._staleness:
             refuse_without_prefix_salts(self._staleness)
         llm = await self._vllm.start(self._meter.observe)
-        await self._vllm.ask(llm.update_weight_version("0"), "name its first weights")
+        await self._vllm.ask(llm.update_weight_version("0"), "set the version of its first weights")
         if self._adapter is not None:
             await asyncio.to_thread(self._adapter.create, self._vllm.folder / "adapter")
             await self._vllm.ask(llm.add_lora(self._adapter.loading), "load an adapter")
@@ -158,11 +158,11 @@ class Engine:
         return self._facts
 
     async def measure_cost(self) -> EngineCost:
-        """Measure the cost of its steps; no other request may run meanwhile."""
+        """Measure the cost of the engine's steps; no other request may run meanwhile."""
         assert self._facts is not None
         count = itertools.count()
-        # Prompts of an earlier measurement are the same; cached, they would cost nothing.
-        await self._vllm.ask(self._vllm.alive().reset_prefix_cache(), "forget what it has cached")
+        # An earlier measurement used the same prompts, which would be cached.
+        await self._vllm.ask(self._vllm.alive().reset_prefix_cache(), "reset its prefix cache")
 
         async def sample(prompt_ids: Sequence[int], tokens: int) -> None:
             params = self._sampling_params(tokens, 0, MODELS_OWN)
@@ -194,13 +194,12 @@ class Engine:
         sampling: Sampling,
         cache_salt: str = "",
     ) -> Completion:
-        """Sample until the end-of-turn token, which the completion then includes, or until `max_tokens`.
+        """Sample until a stop token, which the completion includes, or until `max_tokens`.
 
-        Log-probs are those of the distribution sampled from, temperature and top-p included. The prompt, the seed and
-        the weights decide the tokens. `cache_salt`: cached KV of the prompt's prefixes is used where it was computed
-        under the same salt.
+        Log-probs are of the distribution sampled from, after temperature and top-p. The tokens depend only on the
+        prompt, the seed and the weights. `cache_salt`: only KV that was cached under the same salt is reused.
 
-        Raises `ValueError` for a request that can never run, `EngineError` when the engine is gone.
+        Raises `ValueError` for a request that can never run, `EngineError` if the engine has ended.
         """
         llm = self._vllm.alive()
         assert self._facts is not None
@@ -241,7 +240,7 @@ class Engine:
                 if token_ids := list(output.outputs[0].token_ids):
                     yield token_ids
         finally:
-            with contextlib.suppress(RuntimeError):  # it is running: its cancelled read aborts the request
+            with contextlib.suppress(RuntimeError):  # the generator is running: cancelling its read aborts the request
                 await asked.aclose()
 
     @property
@@ -249,7 +248,7 @@ class Engine:
         return self._adapter.request if self._adapter is not None else None
 
     def load(self) -> ReplicaLoad:
-        """After the latest decode step."""
+        """The load after the latest decode step."""
         return replace(self._meter.load, policy_version=self.policy_version)
 
     def _sampling_params(self, max_tokens: int, seed: int, sampling: Sampling) -> "SamplingParams":
@@ -260,7 +259,7 @@ class Engine:
             seed=seed,
             max_tokens=max_tokens,
             stop_token_ids=self._stop_ids,
-            logprobs=0,  # the sampled token's alone
+            logprobs=0,  # only of the sampled token
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -285,7 +284,7 @@ class Engine:
 
 
 def _times(stats: Any) -> EngineTimes | None:
-    """From vLLM's statistics of a request, which are None where it keeps none."""
+    """Times of a request from vLLM's statistics; None if there are none."""
     if stats is None or not stats.first_token_ts:
         return None
     return EngineTimes(
@@ -295,6 +294,6 @@ def _times(stats: Any) -> EngineTimes | None:
 
 
 async def _last(outputs: Any) -> Any:
-    """The only output of a request for its final output; the request is aborted where the wait ends."""
+    """The last output of a request; the request is aborted if the wait is cancelled."""
     async with contextlib.aclosing(outputs):
         return [output async for output in outputs][-1]

@@ -1,7 +1,7 @@
-"""What vLLM's processes leave in the folder for temporary files and in shared memory, kept together to be cleared.
+"""Keeps the temporary files and the shared memory files of vLLM's processes together, so that they can be removed.
 
-Sockets, rendezvous files and locks get a folder of the engine's own, and which files of shared memory it has is noted
-there. A closed engine takes all of it along; what a killed one has left the next of this machine clears
+Sockets, rendezvous files and locks are in a separate folder per engine, which also lists the engine's files in shared
+memory. A closed engine removes them; those of a killed engine are removed by the machine's next engine
 (`rstar_ray.temporary_folder`).
 """
 
@@ -21,17 +21,17 @@ VARIABLES = ("TMPDIR", SOCKETS)
 SHARED_MEMORY = Path("/dev/shm")
 NOTES = "shared-memory.json"
 LONGEST_PARENT = 52
-"""Longest path in characters: a socket's path may have 107, and a folder of ours, one of Python's and a name of
-36 characters follow.
+"""Longest path of the parent folder, in characters: a socket's path may have 107, including our folder, one of Python's
+and a name of 36 characters.
 """
 
 
 class EngineFolder:
-    """The folder of one engine, from before its start to after its end; meanwhile also this process's temporary
-    files.
+    """The folder of one engine; create it before the start, and remove it after the end. Meanwhile it is also this
+    process's folder for temporary files.
     """
 
-    _live: ClassVar[list["EngineFolder"]] = []  # of this process: benchmarks have several engines in one
+    _live: ClassVar[list["EngineFolder"]] = []  # of this process; benchmarks run several engines in one process
 
     def __init__(self) -> None:
         first = self._live[0] if self._live else None
@@ -52,7 +52,7 @@ class EngineFolder:
             notes.write_text(json.dumps(held))
 
     def remove(self) -> None:
-        """To be called once its processes have ended."""
+        """Remove the folder; call it after vLLM's processes have ended."""
         self._live.remove(self)
         if tempfile.tempdir == str(self.path):
             last = str(self._live[-1].path) if self._live else None
@@ -62,7 +62,7 @@ class EngineFolder:
 
 
 def _lead(variables: Mapping[str, str | None], tempdir: str | None) -> None:
-    """This process's temporary files, and those of processes it starts, to a folder."""
+    """Set the temporary folder of this process and of its children."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -72,7 +72,7 @@ def _lead(variables: Mapping[str, str | None], tempdir: str | None) -> None:
 
 
 def clear(folder: Path) -> None:
-    """What is in a folder, and the files of shared memory that its engine had, where they are its own still."""
+    """Remove the folder's content, and the engine's files in shared memory unless their names were reused."""
     for name, number in _read(folder / NOTES).items():
         with contextlib.suppress(OSError):
             about = (SHARED_MEMORY / name).lstat()
@@ -85,15 +85,15 @@ def clear(folder: Path) -> None:
 def _read(notes: Path) -> dict[str, int]:
     try:
         return json.loads(notes.read_text())
-    except (OSError, ValueError):  # none yet, or torn by a kill
+    except (OSError, ValueError):  # no file yet, or incomplete after a kill
         return {}
 
 
 def _mapped(pid: int) -> dict[str, int]:
-    """Files of shared memory by name, with their numbers, from `/proc/<pid>/maps` (proc(5)).
+    """Inodes of a process's files in shared memory, by name, from `/proc/<pid>/maps` (proc(5)).
 
-    By number: glibc makes a semaphore under another name, which this file shows. One that has no name any more
-    leaves nothing behind.
+    Files are found by inode, because glibc creates a semaphore under a temporary name, which is the one in `maps`. A
+    file without a name needs no removal.
     """
     numbers: set[int] = set()
     with contextlib.suppress(OSError):

@@ -42,15 +42,15 @@ from scheduler.records import ReplicaLoad
 
 FETCH_DEADLINE_S = 60.0
 TO_OBJECT_STORE = {"RAY_max_direct_call_object_size": "1024"}
-"""For a worker's process: trajectories of any size go to its node's object store.
+"""Environment of a worker's process: trajectories of any size go to its node's object store.
 
-Without it Ray sends return values below 100 KB along with the reply, and they lie in the driver's memory until the step
-ends. Above 1 KB is every list of trajectories, and hardly any other reply.
+By default Ray returns values below 100 KB with the reply, and they would stay in the driver's memory until the step
+ends. Lists of trajectories are larger than 1 KB; few other replies are.
 """
 
 
 class GenerationActor(ServiceActor):
-    """The actor of one `GenerationWorker`; every rule lives there."""
+    """The Ray actor of one `GenerationWorker`."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class GenerationActor(ServiceActor):
         run: str = "",
         journal: Path | None = None,
     ) -> None:
-        """Serves the policy in the folder `model`, or what a learner publishes where it is `trained`.
+        """Serves the policy in the folder `model`; `trained`: a learner publishes newer weights.
 
-        Paths in `config` are absolute. `executors`, `hosts` (by tool entry) and `agents` are names of actors, by which
-        a restarted actor finds them again. `run` is the label of its metrics; `journal` the folder of finished turns.
+        Paths in `config` are absolute. `executors`, `hosts` (by tool entry) and `agents` are actor names, so that a
+        restarted actor can find them. `run`: label of metrics. `journal`: folder of finished turns.
         """
         see_own_gpu_first()
         super().__init__(name)
@@ -120,18 +120,18 @@ class GenerationActor(ServiceActor):
         await self._worker.serve()
 
     def probe(self) -> Heartbeat:
-        """For the watchdog. The worker itself finds a stuck engine, whose processes it can kill."""
+        """For the watchdog. A stuck engine is found by the worker, which can kill the engine's processes."""
         load = self._worker.load()
         self._metrics.load(load, self._kv_capacity_tokens)
         return heartbeat(work=load.running, progress=load.steps, children=self._engine.process_ids)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Batch[Ended] | list[Trajectory], ...]:
-        """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the first, and keeps refs of the others."""
+        """Call with `num_returns=1 + NUM_PARTS`: the driver reads the first value, and keeps refs of the others."""
         message, parts = without_tokens(await self._worker.take_finished(wait_s, acknowledged))
         return message, *parts
 
     async def pull(self, policy_version: int, refs: Sequence[Any]) -> LoadedWeights:
-        """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
+        """Fetch the published buckets and load them; each ref is in a list, so that Ray does not resolve it."""
         began_s = time.monotonic()
         buckets = await self._fetch(refs, "weight buckets", self._weights_deadline_s)
         fetched_s = time.monotonic() - began_s
@@ -139,18 +139,16 @@ class GenerationActor(ServiceActor):
         return replace(loaded, move_s=fetched_s + loaded.move_s)
 
     async def sleep(self) -> None:
-        """Give the GPU's memory to the learner until the next weights arrive. An engine that has not started
-        uses none.
-        """
+        """Free GPU memory for the learner until the next weights arrive; no effect before the engine has started."""
         if self._kv_capacity_tokens:
             await self._worker.swap(self._engine.weights.sleep())
 
     async def join_sender(self, meeting: Mapping[str, Any]) -> None:
-        """Join the learner's broadcast from now on; failure is harmless: the object store is used instead."""
+        """Join the learner's group for broadcasts; after a failure the object store is used instead."""
         await self._engine.weights.join(meeting)
 
     async def begin_weights(self, policy_version: int, plan: BucketPlan) -> None:
-        """For a learner's rank, which then brings them (`actors.weights.transfer.EngineLine`)."""
+        """Called by a learner's rank before it sends weights (`actors.weights.transfer.EngineLine`)."""
         await self._worker.swap(self._engine.weights.begin(policy_version, plan))
 
     async def take_weights(self, parcel: Mapping[str, Any]) -> None:
@@ -162,15 +160,15 @@ class GenerationActor(ServiceActor):
     async def record(
         self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int, seen: Sequence[Any] = ()
     ) -> None:
-        """Write the trajectories at these positions of the lists behind the refs (boxed, as in `pull`).
+        """Write the trajectories at these positions of the refs' lists (refs are in lists, as in `pull`).
 
-        `seen`: of the learner's ranks, boxed too. A rank that is gone takes its figures along, and no more.
+        `seen`: refs, also in lists, of the learner ranks' values for tokens; those of a lost rank are missing.
         """
         lists = await self._fetch(refs, "trajectories to record")
         chosen = [batch[index] for batch, index in zip(lists, indices, strict=True)]
         by_id: dict[str, SeenTokens] = {}
-        with best_effort(f"what the learner saw, in {path.name}"):
-            for of_rank in await self._fetch(seen, "what the learner saw of their tokens"):
+        with best_effort(f"the learner's values in {path.name}"):
+            for of_rank in await self._fetch(seen, "the learner's values of their tokens"):
                 by_id |= of_rank
         write_trajectories(path, chosen, self._chat.decode, seen=by_id, stage=stage, step=step)
 

@@ -6,19 +6,19 @@ from scheduler.records import ReplicaLoad
 
 
 class LoadMeter:
-    """Fed by vLLM after every step. Preemptions by a swap of weights are not counted."""
+    """Updated by vLLM after every step. Preemptions due to a swap of weights are not counted."""
 
     def __init__(self) -> None:
-        self.load = ReplicaLoad()  # after the latest step; the engine knows neither its version nor tools
+        self.load = ReplicaLoad()  # after the latest step, without policy version and tools
         self.kv_capacity_tokens = 0
-        self._recomputed = 0  # preemptions that a swap caused and vLLM has not yet reported
+        self._recomputed = 0  # preemptions due to a swap that vLLM has not yet reported
 
     def forgive_running(self) -> None:
-        """A swap puts all running requests back in the queue; the statistics of the last step must have arrived."""
+        """A swap preempts all running requests. Call it when the statistics of the last step have arrived."""
         self._recomputed += self.load.running
 
     def observe(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """vLLM's statistics of one step; either may be None."""
+        """Add vLLM's statistics of one step; either may be None."""
         before, stats = self.load, scheduler_stats
         preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
         by_swap = min(preempted, self._recomputed)

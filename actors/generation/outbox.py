@@ -1,4 +1,4 @@
-"""What leaves a worker: reports to the balancer, finished trajectories to the driver, finished turns to the journal."""
+"""A worker's output: reports to the balancer, trajectories to the driver, finished turns to the journal."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,13 @@ from rstar_ray.trajectory import Trajectory, TrajectorySummary
 from scheduler.records import RolloutLoad, TurnReport
 
 NUM_PARTS = 16
-"""Number of objects that a batch's trajectories are spread over: a learner rank fetches those with its own rows."""
+"""Number of objects that hold a batch's trajectories; a learner rank fetches only those with its rows."""
 
 Ended = TrajectorySummary | DroppedRollout
 
 
 def rollout_load(state: RolloutState) -> RolloutLoad:
-    """A rollout as the scheduler sees it."""
+    """A rollout's load for the scheduler."""
     request, prompt = state.request, len(state.prompt_ids)
     return RolloutLoad(
         rollout_id=request.rollout_id,
@@ -41,17 +41,17 @@ def rollout_load(state: RolloutState) -> RolloutLoad:
 
 @dataclass(slots=True)
 class Outbox:
-    """In the order of the reports. A report that is delivered twice changes nothing at the balancer."""
+    """Reports for the balancer, in order. The balancer ignores repeated reports."""
 
     turns: list[TurnReport] = field(default_factory=list[TurnReport])
-    returned: dict[str, tuple[RolloutLoad, RolloutState]] = field(default_factory=dict)  # by id, the latest
+    returned: dict[str, tuple[RolloutLoad, RolloutState]] = field(default_factory=dict)  # the latest by rollout id
 
     def after(self, earlier: "Outbox") -> "Outbox":
-        """Merge this report with an earlier undelivered one."""
+        """This outbox merged with an earlier one that was not delivered."""
         return Outbox([*earlier.turns, *self.turns], {**earlier.returned, **self.returned})
 
     def turn_ended(self, state: RolloutState, *, ended: bool = False) -> None:
-        """`ended`: the rollout too; without a `stop_reason` a failure of ours cut it."""
+        """`ended`: the rollout has ended too; without a `stop_reason`, by a failure of ours."""
         load = rollout_load(state)
         self.turns.append(
             TurnReport(
@@ -69,16 +69,16 @@ class Outbox:
 
 
 def without_tokens(batch: Batch[Trajectory | DroppedRollout]) -> tuple[Batch[Ended], list[list[Trajectory]]]:
-    """The message to the driver, and the trajectories: the k-th of the message lies in part k % `NUM_PARTS`."""
+    """The message to the driver, and the trajectories: the k-th is in part k % `NUM_PARTS`."""
     ended = tuple(one.summary if isinstance(one, Trajectory) else one for one in batch.items)
     trajectories = [one for one in batch.items if isinstance(one, Trajectory)]
     return Batch(batch.number, ended), [trajectories[part::NUM_PARTS] for part in range(NUM_PARTS)]
 
 
 def with_refs(ended: Sequence[Ended], parts: Sequence[Any]) -> list[FinishedRollout | DroppedRollout]:
-    """The rollouts of a message as the driver holds them; `parts` are the refs of the trajectories' lists."""
+    """The rollouts of a message with refs to their trajectories; `parts`: refs of the lists."""
     rollouts: list[FinishedRollout | DroppedRollout] = []
-    index = 0  # among the trajectories
+    index = 0  # in the trajectories
     for one in ended:
         if isinstance(one, DroppedRollout):
             rollouts.append(one)
@@ -92,32 +92,32 @@ def with_refs(ended: Sequence[Ended], parts: Sequence[Any]) -> list[FinishedRoll
 log = logging.getLogger(__name__)
 
 DISK_PATIENCE_S = 10.0
-"""Longest wait for one write: reports to the balancer wait for it."""
+"""Longest wait for one write, because reports to the balancer wait too."""
 MAX_UNWRITTEN_BYTES = 2**28
-"""Held in memory while the disk is slow; beyond it the disk counts as failed."""
+"""Limit of unwritten data while the disk is slow; above it the disk counts as failed."""
 
 
 class JournalWriter:
-    """The turns that one worker plays. Without a journal nothing survives the worker.
+    """Writes the turns of one worker to its journal, if there is one.
 
-    A journal that cannot be written is reported once, and tried again with the next weights, when a step's file
-    begins. Writes run in a thread, one after the other, and never on the event loop.
+    A failure is logged once, and the journal is tried again with the next weights, which begin a new file. Writes run
+    one after the other in a thread, not on the event loop.
     """
 
     def __init__(self, journal: TurnJournal | None, *, where: str = "the journal") -> None:
         """`where`: the journal's name in log messages."""
         self._journal = journal
         self._where = where
-        self._failed = False  # the journal, under these weights
-        self._reported = False  # that it fails
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="journal")  # its thread starts with the first write
+        self._failed = False  # the journal failed under the current weights
+        self._reported = False  # the failure was logged
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="journal")  # starts its thread at the first write
         self._late: asyncio.Future[None] | None = None  # a write that took longer than `DISK_PATIENCE_S`
-        self._served = {0: 0}  # checksum by version; those of the model folder
-        self._weights = 0  # of the newest
-        self._unnamed: list[tuple[RolloutState, RolloutState]] = []  # sampled by a version whose checksum is to come
+        self._served = {0: 0}  # checksum by version; initially the model folder's
+        self._weights = 0  # checksum of the newest version
+        self._unnamed: list[tuple[RolloutState, RolloutState]] = []  # turns of a version without a known checksum
 
     def serve(self, version: int, weights: int) -> None:
-        """From now on this version samples the turns; `weights` is its checksum."""
+        """Set the version that samples from now on; `weights`: its checksum."""
         self._served[version] = weights
         self._weights = weights
         self._failed = False
@@ -126,9 +126,9 @@ class JournalWriter:
             self._add(before, after)
 
     def turn_finished(self, before: RolloutState, after: RolloutState) -> None:
-        """Record the turn between two states; the next `flush` brings it to the disk.
+        """Record the turn between two states; the next `flush` writes it.
 
-        A turn may end just before this learns the checksum of the version that sampled it: it is recorded then.
+        A turn whose version's checksum is not known yet is recorded by the next `serve`.
         """
         if self._journal is not None and not self._failed and not self._add(before, after):
             self._unnamed.append((before, after))
@@ -142,12 +142,12 @@ class JournalWriter:
         return weights is not None
 
     def restarted(self, state: RolloutState) -> None:
-        """The rollout restarts from its prompt: its earlier turns no longer count."""
+        """Record that the rollout restarts from its prompt, so that its earlier turns are ignored."""
         if self._journal is not None and not self._failed:
             self._journal.restart(state, self._weights)
 
     async def flush(self) -> None:
-        """Everything recorded so far is on disk, or a warning says that it is not."""
+        """Write everything recorded so far, or log a warning."""
         if self._journal is None or self._failed or not (self._late or self._journal.has_unwritten):
             return
         if self._late is not None and not self._late.done():
@@ -190,5 +190,5 @@ class JournalWriter:
             patience = asyncio.shield(writing)
             await within(patience, DISK_PATIENCE_S, waiter="worker", owner="disk", reason=self._where, poll=True)
         except DeadlineExceeded:
-            self._late = writing  # it continues, and so do the writes behind it
+            self._late = writing  # it continues, and later writes wait for it
             raise

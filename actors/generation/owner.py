@@ -1,8 +1,7 @@
-"""Ends an engine's processes with the process that started them, however that ended.
+"""Ends an engine's processes when the process that started them has ended, for whatever reason.
 
-vLLM's engine process does not notice that its client is gone, and waits for requests forever, with its device
-memory. Ray ends the children of a worker that dies, but leaves them behind when a whole node ends (the raylet
-was killed, or the driver of a local Ray).
+vLLM's engine process does not notice that its client has ended, and would keep its device memory forever. Ray ends the
+children of a worker that dies, but not when the whole node ends (the raylet or the driver of a local Ray was killed).
 """
 
 import contextlib
@@ -18,22 +17,22 @@ from actors.cluster.process_start import start_time
 
 OWNER = "RSTAR_ENGINE_OWNER"
 GRACE_S = 10.0
-"""Of vLLM's own way to end, which gives back shared memory."""
+"""Time for vLLM's shutdown, which frees shared memory."""
 
 
 def owned_by_this() -> dict[str, str]:
-    """The environment of processes that should end with this one."""
+    """Environment variables for processes that should end with this one."""
     return {OWNER: f"{os.getpid()} {start_time(os.getpid())}"}
 
 
 def end_with_owner() -> None:
-    """From now on this process, and the one that started it where that is not the owner, end once the owner has."""
+    """End this process, and its parent if that is not the owner, when the owner has ended."""
     pid, _, started = os.environ.get(OWNER, "").partition(" ")
     if not pid or int(pid) == os.getpid():
         return
     parents: list[int] = []
-    if os.getppid() != int(pid):  # a worker's: vLLM's engine process
-        with contextlib.suppress(OSError):  # gone already, or a kernel without such descriptors (before 5.3)
+    if os.getppid() != int(pid):  # in a worker, the parent is vLLM's engine process
+        with contextlib.suppress(OSError):  # ended already, or a kernel before 5.3 without pidfd_open
             parents.append(os.pidfd_open(os.getppid()))
     threading.Thread(
         target=_wait_and_end, args=(int(pid), started, parents), name="end-with-owner", daemon=True

@@ -1,4 +1,4 @@
-"""The metrics of one replica and its rollouts: durations of completions and tool calls."""
+"""Metrics of one replica and its rollouts: engine load, durations of completions and tool calls."""
 
 import time
 from collections import Counter
@@ -17,17 +17,17 @@ SECONDS_OF = {Activity.GENERATE: "rstar_completion_seconds", Activity.TOOL: "rst
 
 
 class ReplicaMetrics:
-    """Sets the declared metrics under the replica's name."""
+    """Sets declared metrics, labelled with the replica's name."""
 
     def __init__(self, replica_id: str, meter: Meter, traces: RolloutTraces | None = None) -> None:
         """`traces` receive the same spans and ends."""
         self._replica = replica_id
         self._meter = meter
         self._traces = traces
-        self._at_tools: Counter[str] = Counter()  # calls that each rollout waits for now
+        self._at_tools: Counter[str] = Counter()  # open tool calls by rollout
 
     def load(self, load: ReplicaLoad, kv_capacity_tokens: int) -> None:
-        """The engine's load now."""
+        """Record the engine's current load."""
         meter, replica = self._meter, self._replica
         meter.set("rstar_engine_kv_used_tokens", load.kv_used_tokens, replica=replica)
         meter.set("rstar_engine_kv_capacity_tokens", kv_capacity_tokens, replica=replica)
@@ -39,13 +39,13 @@ class ReplicaMetrics:
         meter.reached("rstar_engine_preemptions_total", load.preemptions, replica=replica)
 
     def granted(self, grant: Grant) -> None:
-        """A rollout comes from the balancer."""
+        """Record a rollout received from the balancer."""
         if self._traces is not None:
             self._traces.granted(grant)
 
     async def timed(self, activity: Activity, rollout_id: str, work: Awaitable[T]) -> T:
         """Run a rollout's work, and record its duration, however it ends."""
-        start_s = time.time()  # since the epoch, so that spans of several machines fit together
+        start_s = time.time()  # time of day, so that spans of several machines can be combined
         self._at_tools[rollout_id] += activity is Activity.TOOL
         result: T | None = None
         try:
@@ -58,17 +58,17 @@ class ReplicaMetrics:
             self.took(Span(self._replica, rollout_id, activity, start_s, time.time()), result)
 
     def at_tools(self) -> tuple[str, ...]:
-        """Rollouts that currently wait for a tool, and sample nothing."""
+        """Rollouts that currently wait for a tool."""
         return tuple(rollout_id for rollout_id, calls in self._at_tools.items() if calls)
 
     def took(self, span: Span, result: object) -> None:
-        """A completion or a tool call ended; `result` is None where it failed."""
+        """Record the end of a completion or a tool call; `result` is None if it failed."""
         self._meter.observe(SECONDS_OF[span.activity], max(0.0, span.end_s - span.start_s), replica=self._replica)
         if self._traces is not None:
             self._traces.took(span, result)
 
     def ended(self, rollout: Trajectory | DroppedRollout) -> None:
-        """A rollout ended; a dropped one by a failure of ours."""
+        """Record the end of a rollout; a dropped one ended by a failure of ours."""
         meter, replica = self._meter, self._replica
         if self._traces is not None:
             self._traces.ended(rollout)

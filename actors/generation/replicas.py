@@ -1,4 +1,4 @@
-"""The driver's view of the generation workers: started, given weights, and restarted when lost."""
+"""The driver's control of generation workers: starts them, sends them weights, and restarts lost ones."""
 
 import asyncio
 import logging
@@ -30,9 +30,9 @@ R = TypeVar("R")
 
 POLL_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
-"""Most losses of one replica without progress before the run ends: a lost node takes many replicas at once."""
+"""Most losses of one replica without progress before the run ends."""
 SERVED_WELL_S = 60.0
-"""A replica that served for so long before its loss made progress: its start and its first work are not the cause."""
+"""A replica that served this long before its loss has made progress; the start is not the cause of the loss."""
 START_PATIENCE = 3.0
 """Factor on an actor's silence limit while its engine starts, because loading a library may block it."""
 REPORT_WAIT_AFTER_S = 10.0
@@ -40,13 +40,13 @@ LOOK_AGAIN_S = 0.5
 
 
 class Replica(Service[GenerationActor]):
-    """The driver's view of one generation worker."""
+    """The driver's client of one generation worker."""
 
     def __init__(self, handle: Any, name: str, *, start_deadline_s: float, silent_s: float) -> None:
         super().__init__(handle, name, silent_s=silent_s, start_patience=START_PATIENCE)
         self.start_deadline_s = start_deadline_s
         self.losses = LossBudget(MAX_LOSSES_IN_A_ROW)
-        self.returned = False  # since a publish began: its new process lacks what the old one received
+        self.returned = False  # since a publish began; the new process lacks weights sent to the old one
 
 
 class Replicas:
@@ -68,15 +68,14 @@ class Replicas:
         turn: Turn = ANYTIME,
     ) -> None:
         """`silent_s`: how long a called actor may be silent before the watchdog restarts it. `node_away_s`: how long
-        all replicas may be without a node. `weights_deadline_s`: longest a replica may take for new weights.
-        `journal`: the folder where workers keep what was sampled; `several_versions` as for
-        `RolloutClient`. `store_again`: puts the learner's weights into the
-        object store, for a replica that missed a version. An engine starts in its `turn`."""
+        all replicas may be without a node. `weights_deadline_s`: limit for loading new weights. `journal`: folder of
+        sampled turns. `several_versions`: see `RolloutClient`. `store_again`: puts the learner's weights into the
+        object store, for a replica that missed a version. `turn`: context in which an engine starts."""
         self._turn = turn
         self._node_away_s = node_away_s
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
-        self._call_deadline_s = CALL_DEADLINE_S + silent_s  # an actor that is stopped is killed first, and restarts
+        self._call_deadline_s = CALL_DEADLINE_S + silent_s  # includes killing and restarting a stopped actor
         self.workers: dict[str, Replica] = {}
         self.rollouts = RolloutClient(
             balancer,
@@ -91,7 +90,7 @@ class Replicas:
         self._starting: asyncio.Task[None] | None = None
         self._published: Publication | None = None
         self._store_again = store_again
-        self._stored: asyncio.Task[Publication] | None = None  # the newest version, where it was sent and not stored
+        self._stored: asyncio.Task[Publication] | None = None  # the newest version, if it was sent but not stored
         self.publish_metrics: dict[str, float] = {}  # of the newest publish
 
     @property
@@ -100,19 +99,19 @@ class Replicas:
         return {name: replica for name, replica in self.workers.items() if not replica.is_lost}
 
     def add(self, replica: Replica) -> None:
-        """A replica whose engine is not started yet."""
+        """Add a replica whose engine is not started yet."""
         self.workers[replica.name] = replica
 
     def start(self) -> None:
-        """Start every engine; `serving` waits for them. An engine that cannot start ends the run, whatever the
-        run waits for.
+        """Start every engine; `serving` waits for them. An engine that cannot start ends the run, even if nothing
+        waits for it.
         """
         self._starting = asyncio.create_task(self._start_all())
         self._starting.add_done_callback(self._end_run_if_failed)
 
     async def serving(self) -> None:
-        """Wait until all replicas that are not lost serve, and at least one does; raises the reason of one that
-        could not start.
+        """Wait until at least one replica and all that are not lost serve; raises the error of one that could not
+        start.
         """
         start_s = max(replica.start_deadline_s for replica in self.workers.values())
         seconds = (1 + MAX_LOSSES_IN_A_ROW) * (start_s + self._node_away_s)
@@ -133,12 +132,12 @@ class Replicas:
         self._starting.result()
 
     def _end_run_if_failed(self, starting: "asyncio.Task[None]") -> None:
-        """Supervised fine-tuning needs no engine, and must not wait hours for one."""
+        """End the run if an engine cannot start: SFT, for example, would not notice it for hours."""
         if not starting.cancelled() and isinstance(fault := starting.exception(), Exception):
             self._watchdog.end_run(fault)
 
     async def close(self) -> None:
-        """Stop starting replicas and reading from them; the actors end with the run's others."""
+        """Stop starting replicas and reading from them; the run ends their actors."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
         await self.rollouts.close()
@@ -148,15 +147,13 @@ class Replicas:
         await asyncio.gather(*(self._start(replica) for replica in self.workers.values()))
 
     async def _start(self, replica: Replica) -> None:
-        """Start the engine, load the current weights, then work; repeat where the process or its engine dies in
-        between.
-        """
+        """Start the engine, load the current weights, then serve; repeat if the process or its engine dies."""
         while True:
             try:
                 return await self._bring_up(replica)
             except (RayActorError, RayTaskError, DeadlineExceeded) as failed:
                 lives = isinstance(failed, (RayTaskError, DeadlineExceeded)) and not isinstance(failed, RayActorError)
-                first = replica.state is State.STARTING  # a replica that has never served may be unable to
+                first = replica.state is State.STARTING  # it has never served, so a retry may not help
                 if _waited_for_another(failed, replica.name) or (first and lives):
                     log.info(f"{replica.name} did not start: {last_line(failed)}")
                     raise
@@ -167,7 +164,7 @@ class Replicas:
         self._watchdog.follow(replica)
         async with self._turn():
             facts = await replica.call(lambda w: w.start(), deadline_s=replica.start_deadline_s, reason="its engine")
-        await replica.connect(self._call_deadline_s, retry=False)  # a publish seats it by its incarnation
+        await replica.connect(self._call_deadline_s, retry=False)  # gets the incarnation, which a publish needs
         await self._pull_newest(replica)
         replica.returned |= replica.is_lost
         replica.starts()
@@ -182,13 +179,13 @@ class Replicas:
         replica = self.workers[name]
         await self._count_loss(replica, lost)
         if num_kept := await self.rollouts.continue_without(name):
-            log.info(f"{name}: what was sampled of {num_kept} unfinished rollouts is kept")
+            log.info(f"{name}: sampled turns of {num_kept} unfinished rollouts are kept")
         await self._until_process(replica)
         await self._start(replica)
 
     async def _count_loss(self, replica: Replica, lost: Exception) -> None:
-        """Note the loss, and kill a process that is alive but unusable. Raises `RStarError` beyond the budget: any
-        number of losses is tolerated while rollouts end in between, or the replica serves for a while."""
+        """Count the loss, and kill a process that is alive but unusable. Raises `RStarError` beyond the budget, which
+        is reset if rollouts have ended since the last loss, or the replica served for `SERVED_WELL_S`."""
         if replica.lost() >= SERVED_WELL_S:
             replica.losses.reset()
         replica.losses.count(self.rollouts.num_ended)
@@ -205,16 +202,16 @@ class Replicas:
             await replica.restart()
 
     async def _until_process(self, replica: Replica) -> None:
-        """Wait for the next process, which Ray starts where its bundle has a node: without a limit while others serve.
+        """Wait for the next process, which Ray starts once its bundle has a node; without a limit while others serve.
 
-        The watchdog kills a process that does not answer. Raises `RStarError` where none answers for `node_away_s`.
+        The watchdog kills a process that does not answer. Raises `RStarError` if no replica serves for `node_away_s`.
         """
         up = asyncio.ensure_future(replica.until_answered(probe_of))
         reporting = asyncio.get_running_loop().call_later(REPORT_WAIT_AFTER_S, self._report_wait, replica.name)
         reason = f"a node for {replica.name}"
         try:
             while not up.done():
-                if self.there:  # nothing waits for this one
+                if self.there:  # the run does not need this one
                     await asyncio.wait({up}, timeout=LOOK_AGAIN_S)
                 else:
                     any_up = self._until_up_or_another(up)
@@ -237,7 +234,7 @@ class Replicas:
 
     # -- weights --------------------------------------------------------------------------------------------------
     def seats(self, senders: Mapping[int, int], *, ranks: int) -> list[EngineSeat]:
-        """The replicas that can be sent weights, with their senders by replica number. `ranks`: of one engine."""
+        """The replicas that can receive weights. `senders`: sending rank by replica number; `ranks`: of one engine."""
         for replica in self.workers.values():
             replica.returned = False
         return [
@@ -247,11 +244,11 @@ class Replicas:
         ]
 
     async def sleep(self) -> None:
-        """Have every engine give its GPU's memory to the learner, until the next weights come."""
+        """Make every engine free its GPU memory for the learner, until the next weights arrive."""
         await asyncio.gather(*(self._sleep_unless_lost(replica) for replica in self.there.values()))
 
     async def _sleep_unless_lost(self, replica: Replica) -> None:
-        """A replica that cannot is restarted: an update would not fit beside it."""
+        """Restart a replica that does not sleep, because an update would not fit into the memory that it leaves."""
         try:
             await replica.call(lambda w: w.sleep(), deadline_s=self._weights_deadline_s, reason="its GPU's memory")
         except (RayTaskError, DeadlineExceeded) as failed:  # before the next: an error may be both
@@ -261,7 +258,7 @@ class Replicas:
             log.info(f"{replica.name} did not sleep: {type(lost).__name__}")
 
     async def publish(self, weights: Publication) -> None:
-        """Have every replica serve these weights; returns when all do. Those that were sent them do already."""
+        """Make every replica serve these weights; returns when all do. `weights.took` have loaded them already."""
         await self.serving()
         self._published, self._stored = weights, None
         version = weights.policy_version
@@ -274,25 +271,26 @@ class Replicas:
         pulled = await asyncio.gather(*(self._pull_unless_lost(replica, weights) for replica in missed))
         took = [*weights.took.values(), *(one for one in pulled if one is not None)]
         self.publish_metrics = _publish_metrics(weights, took)
-        await self.rollouts.save_learned()  # before the new version discounts it
+        await self.rollouts.save_learned()  # before the balancer discounts it for the new version
         await self._ask(lambda b: b.set_policy_version(version), "the policy version")
-        await self.rollouts.save_learned()  # of the finished step
+        await self.rollouts.save_learned()  # with the finished step
 
     async def withdraw(self) -> None:
-        """Drop unfinished rollouts and the newest versions: the learner goes back to a checkpoint."""
+        """Drop unfinished rollouts and the newest versions, because the learner returns to a checkpoint."""
         await self.rollouts.abandon()
         await self._ask(lambda b: b.withdraw_versions(), "taking back the policy versions")
 
     async def balancer_stats(self) -> BalancerStats:
-        """What the balancer did since the last call."""
+        """The balancer's statistics since the last call."""
         return await self._ask(lambda b: b.step_figures(), "the step's figures")
 
     async def _ask(self, ask: Callable[[BalancerService], Awaitable[R]], reason: str) -> R:
         return await self._balancer.call(ask, deadline_s=self._call_deadline_s, reason=reason, retry=True)
 
     async def _pull_unless_lost(self, replica: Replica, weights: Publication) -> LoadedWeights | None:
-        """A replica that dies meanwhile takes the newest weights when it returns. One that could not be reached for a
-        moment takes them now, before it serves another token. One that cannot take them is restarted."""
+        """Load the weights on one replica; None if it was lost, or cannot load them and is restarted. A lost replica
+        loads the newest weights when it returns. One that could not be reached for a moment loads them before it
+        samples again."""
         name, version = replica.name, weights.policy_version
         while True:
             try:
@@ -311,7 +309,7 @@ class Replicas:
                 log.info(f"{name} answers again after {type(lost).__name__}: sending the weights again")
 
     async def _is_same_process(self, replica: Replica) -> bool:
-        """Wait until it answers, or is lost: until then it might serve the weights it has."""
+        """Wait until the replica answers or is lost, because until then it may serve old weights."""
         while not replica.is_lost:
             if (found := await replica.probe(BLIP_PATIENCE_S)) is not None:
                 return found.incarnation == replica.incarnation
@@ -319,14 +317,14 @@ class Replicas:
         return False
 
     async def _pull_newest(self, replica: Replica) -> None:
-        """Where the rank that published them has died, those that the learner publishes after its restart."""
+        """Load the newest weights; if the rank that published them has died, wait for those after its restart."""
         pulled: Publication | None = None
         while self._published is not None and pulled is not self._published:
             pulled = self._published
             try:
                 await self._pull(replica, pulled)
             except LearnerError:
-                newer, reason = self._published_after(pulled), "weights after it starts again"
+                newer, reason = self._published_after(pulled), "weights after its restart"
                 await within(newer, replica.start_deadline_s, waiter=replica.name, owner="learner", reason=reason)
 
     async def _published_after(self, weights: Publication) -> None:
@@ -334,9 +332,9 @@ class Replicas:
             await asyncio.sleep(POLL_S)
 
     async def _in_store(self, weights: Publication) -> Publication:
-        """The same weights in the object store. Weights that were sent and not stored are requested once.
+        """The same weights in the object store; the learner stores them at the first request.
 
-        Raises `VersionGone` where the learner has trained since.
+        Raises `VersionGone` if the learner has trained since.
         """
         if weights.refs or self._store_again is None:
             return weights
@@ -357,14 +355,14 @@ class Replicas:
             )
         except RayTaskError as failed:
             if isinstance(failed.cause, ObjectLostError):
-                raise RankLost(f"the rank that published version {version} died with it") from failed
+                raise RankLost(f"version {version} was lost with the rank that published it") from failed
             raise
         _refuse_others(replica.name, pulled, weights)
         return pulled
 
 
 def _is_gone(lost: Exception) -> bool:
-    """Whether its process or its node is gone, and not another actor that it called."""
+    """Whether the actor's process or node was lost, not another actor that it called."""
     return isinstance(lost, (RayActorError, ObjectLostError)) and not isinstance(lost, RayTaskError)
 
 
@@ -374,7 +372,7 @@ def _waited_for_another(lost: Exception, name: str) -> bool:
 
 
 def _publish_metrics(weights: Publication, loaded: Sequence[LoadedWeights]) -> dict[str, float]:
-    """Replicas move and load at the same time, so the slowest counts."""
+    """Metrics of a publish; replicas work in parallel, so the slowest one counts."""
     return {
         "publish/gather_s": weights.seconds,
         "publish/move_s": max((one.move_s for one in loaded), default=0.0),
@@ -387,6 +385,6 @@ def _publish_metrics(weights: Publication, loaded: Sequence[LoadedWeights]) -> d
 def _refuse_others(name: str, pulled: LoadedWeights, weights: Publication) -> None:
     if pulled.checksum != weights.checksum:
         raise RStarError(
-            f"{name} holds other weights than the learner published as version {weights.policy_version}: "
+            f"{name} loaded weights that differ from version {weights.policy_version} of the learner: "
             f"checksum {pulled.checksum:08x} for {weights.checksum:08x}"
         )

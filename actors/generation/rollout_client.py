@@ -1,7 +1,7 @@
-"""The driver's client of generation: submits rollouts to the balancer and collects what the workers finish.
+"""The driver's client of generation: submits rollouts to the balancer and collects finished ones from workers.
 
-Every request is answered exactly once, whatever dies on the way. The client holds the tokens of prompts only, encoded
-once for all siblings; sampled tokens stay behind refs.
+Every request gets exactly one result, even if workers or the balancer are lost. The client holds only the tokens of
+prompts, encoded once for all siblings; for sampled tokens it holds refs.
 """
 
 import asyncio
@@ -43,17 +43,15 @@ _Submission = tuple[RolloutLoad, RolloutState]
 _Queue = asyncio.Queue[FinishedRollout | DroppedRollout | BaseException]
 
 ATTEMPT = "~"
-"""Separates a rollout's id from its attempt's number, after all earlier submissions were dropped."""
+"""Separates a rollout's id from the number of its attempt; attempts are counted after `abandon`."""
 _ATTEMPT = re.compile(rf"{ATTEMPT}\d+$")
 NOBODY = ""
-"""A replica that the balancer does not know."""
+"""Name of no replica, which asks the balancer for rollouts that no replica holds."""
 SUBMIT_BATCH = 256
 RETURN_BATCH = 32
-"""Batch size of begun rollouts: one of 16K tokens takes a quarter of a megabyte, and the balancer serves others
-in between.
-"""
+"""Batch size of begun rollouts, which are large (16K tokens: 0.25 MB); the balancer serves others between batches."""
 CALL_DEADLINE_S = 120.0
-"""Deadline of an actor that answers. The watchdog kills a stopped one, and it restarts."""
+"""Deadline of calls to actors. The watchdog kills an actor that is stuck, and Ray restarts it."""
 BLIP_PATIENCE_S = 3.0
 """How long a replica that could not be reached may take to answer again before it counts as lost."""
 DELIVERY_WAIT_S = 20.0
@@ -61,7 +59,7 @@ DELIVERY_WAIT_S = 20.0
 
 
 class RolloutClient:
-    """`Rollouts` (see rstar_ray.rollouts) over the balancer and what the workers deliver."""
+    """`Rollouts` (see rstar_ray.rollouts) with the balancer and the workers."""
 
     def __init__(
         self,
@@ -73,43 +71,43 @@ class RolloutClient:
         several_versions: bool = False,
         silent_s: float = 0.0,
     ) -> None:
-        """`journal`: where the workers keep what was sampled. `several_versions`: a rollout may continue under newer
-        weights. `on_replica_lost` is called for one that is gone, or
-        whose loops have failed. `silent_s`: how long a called actor may be silent before the watchdog kills it."""
-        self._version, self._checksum = 0, 0  # of the weights that all workers serve; the model folder's
+        """`journal`: the workers' folder of sampled turns. `several_versions`: a rollout may continue under newer
+        weights. `on_replica_lost`: called for a replica that was lost or has failed. `silent_s`: how long a called
+        actor may be silent before the watchdog kills it."""
+        self._version, self._checksum = 0, 0  # of the weights that all workers serve; initially the model folder's
         self._journal = journal
         self._several_versions = several_versions
         self._balancer = balancer
         self._chat = chat
         self._on_replica_lost = on_replica_lost
         self._waiting: dict[str, _Submission] = {}
-        self._open: dict[_Queue, frozenset[str]] = {}  # of each run that is under way, with its ids
+        self._open: dict[_Queue, frozenset[str]] = {}  # queue and ids of each open `run`
         self._queue_of: dict[str, _Queue] = {}  # by unfinished rollout
-        self._fault: BaseException | None = None  # every run raises it from then on
+        self._fault: BaseException | None = None  # raised by every later `run`
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
-        self._attempt = 0  # grows when everything submitted is dropped
+        self._attempt = 0  # incremented by `abandon`
         self.num_ended = 0  # over the whole run
         self._rewards = UnprovenRewards()
         self._deadline_s = CALL_DEADLINE_S + silent_s
-        self._known: Known | None = None  # what the balancer had learned, for its next process
+        self._known: Known | None = None  # learned state of the balancer, for its next process
         self._learning = asyncio.Lock()
         self._num_recovering = 0  # losses whose rollouts are being read from the journal
-        self._recovered = asyncio.Event()  # none is
+        self._recovered = asyncio.Event()  # set while `_num_recovering` is 0
         self._recovered.set()
         self._readers: dict[str, asyncio.Task[None]] = {}
-        self._restoring: asyncio.Task[None] | None = None  # the state of a balancer that restarted empty
+        self._restoring: asyncio.Task[None] | None = None  # restores the state of a restarted balancer
         balancer.on_restart, balancer.on_death = self._balancer_restarted, self._balancer_died
 
     def follow(self, replica: "Service[GenerationActor]") -> None:
-        """Collect what this process of the replica finishes, until it is lost."""
+        """Collect the finished rollouts of this process of the replica, until it is lost."""
         self._readers[replica.name] = asyncio.create_task(self._read(replica))
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
-        """Yield the result of each request once. Prompts above the context end here, as refused.
+        """Yield the result of each request once. Prompts longer than the context are refused without a submission.
 
-        Ids must be new. A result comes here before the balancer receives the rollout's end: the same id submitted
-        meanwhile would be taken for the old one and be lost, so an id of an open or the latest run raises `ValueError`.
-        Raises `RStarError` where none of the first rollouts could be judged.
+        Ids must be new: an id of an open `run` or the latest one raises `ValueError`, because the balancer may not have
+        received the end of the earlier rollout yet, and would ignore the new one. Raises `RStarError` if none of the
+        first rollouts could be judged.
         """
         ids = frozenset(request.rollout_id for request in requests)
         if again := sorted(ids & self._latest.union(*self._open.values())):
@@ -130,7 +128,7 @@ class RolloutClient:
             queue.put_nowait(self._fault)
         fitting: dict[str, _Submission] = {}
         rules = {request.rollout_id: request.problem.reward for request in requests}
-        prompts: dict[Problem, list[int]] = {}  # siblings share theirs; two sets may number their problems alike
+        prompts: dict[Problem, list[int]] = {}  # by problem, not by id: two sets may use the same ids
         for request in requests:
             problem = request.problem
             if problem not in prompts:
@@ -155,7 +153,7 @@ class RolloutClient:
             yield done
 
     async def continue_without(self, replica_id: str) -> int:
-        """A replica is gone: continue its rollouts on others. Returns how many continue from the journal."""
+        """Continue the rollouts of a lost replica on others. Returns how many continue from the journal."""
         self._num_recovering += 1
         self._recovered.clear()
         try:
@@ -175,14 +173,14 @@ class RolloutClient:
         return len(kept)
 
     async def _recover(self, replica_id: str) -> list[_Submission]:
-        """The rollouts that this replica held and the journal has a part of."""
+        """Rollouts that the replica held and of which the journal has turns."""
         held = await self._ask(
             lambda b: b.held_by_lost(replica_id, [*self._waiting]), f"which rollouts {replica_id} held"
         )
         return [self._waiting[name] for name in await self._read_again(held) if name in self._waiting]
 
     async def _read_again(self, names: Sequence[str]) -> list[str]:
-        """Submit these as far as the journal has them from now on; returns those of which it has a part."""
+        """Read these rollouts from the journal, for later submissions; returns those of which it has turns."""
         kept = await self._journaled([self._waiting[name][1] for name in names if name in self._waiting])
         for name, state in kept.items():
             if name in self._waiting and _reach(state) > _reach(self._waiting[name][1]):
@@ -198,12 +196,12 @@ class RolloutClient:
         return await asyncio.to_thread(journaled, self._journal, states, known, same=_ATTEMPT)
 
     def serves(self, version: int, checksum: int) -> None:
-        """All workers serve these weights now. Turns sampled by them, or by earlier recorded weights, are kept."""
+        """All workers serve these weights now; turns in the journal that they sampled are valid."""
         self._version, self._checksum = version, checksum
 
     async def abandon(self) -> None:
-        """Drop everything unfinished, so that `run` may request the same rollouts again. Late results of the
-        dropped ones have other ids.
+        """Drop all unfinished rollouts, so that `run` may request them again; late results of dropped ones have other
+        ids.
         """
         given_up = [*self._waiting]
         self._waiting.clear()
@@ -217,28 +215,28 @@ class RolloutClient:
         if not self._attempt:
             return request
         attempt = f"{ATTEMPT}{self._attempt}"
-        salt = request.cache_salt and request.cache_salt + attempt  # no KV of weights that a restart took back
+        salt = request.cache_salt and request.cache_salt + attempt  # excludes KV of weights that were withdrawn
         return replace(request, rollout_id=request.rollout_id + attempt, cache_salt=salt)
 
     def _as_requested(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
-        """By the requested id."""
+        """The result under the requested id."""
         if isinstance(done, DroppedRollout):
             return replace(done, rollout_id=self._requested_id(done.rollout_id))
         summary = replace(done.summary, rollout_id=self._requested_id(done.summary.rollout_id))
         return replace(done, summary=summary)
 
     def _requested_id(self, rollout_id: str) -> str:
-        """The id without the number of the attempt; results of earlier attempts are not waited for."""
+        """The id without the number of the current attempt."""
         return rollout_id.removesuffix(f"{ATTEMPT}{self._attempt}") if self._attempt else rollout_id
 
     async def resubmit(self) -> None:
-        """Submit again what is unfinished and unknown to the balancer, as after a restart of it.
+        """Submit unfinished rollouts that the balancer does not know, as after its restart.
 
-        What no replica holds is read from the journal again: the balancer lost what was returned to it, and a lost
-        worker what it was judging.
+        Rollouts that no replica holds are first read from the journal again, because returned states were lost with the
+        balancer, and states being judged were lost with their worker.
         """
-        with contextlib.suppress(DeadlineExceeded):  # then those begin at their prompts
-            reason = "what lost replicas had sampled"
+        with contextlib.suppress(DeadlineExceeded):  # without them these rollouts restart from their prompts
+            reason = "turns sampled by lost replicas"
             await within(self._recovered.wait(), self._deadline_s, waiter="driver", owner="journal", reason=reason)
         if not self._waiting:
             return
@@ -258,7 +256,7 @@ class RolloutClient:
         self._restoring = asyncio.create_task(self._restore_balancer(self._restoring))
 
     async def _restore_balancer(self, earlier: "asyncio.Task[None] | None") -> None:
-        """Its new process is empty: it gets what the old one had learned, and every unfinished rollout."""
+        """Send the balancer's new process the learned state and every unfinished rollout."""
         if earlier is not None:
             await earlier
         try:
@@ -271,24 +269,24 @@ class RolloutClient:
         self._fail(RStarError(f"balancer: {last_line(fault)}"))
 
     def _fail(self, fault: RStarError) -> None:
-        """Every open run raises it; without one, the next."""
+        """Make every open and later `run` raise the fault."""
         self._fault = fault
         for queue in self._open:
             queue.put_nowait(fault)
 
-    # -- what the balancer has learned ------------------------------------------------------------------------------
+    # -- learned state of the balancer ------------------------------------------------------------------------------
     async def save_learned(self) -> None:
-        """Copy what it has learned now, if it answers; a balancer that restarted empty gets the earlier copy first."""
+        """Copy the balancer's learned state, if it answers; a restarted balancer first gets the earlier copy."""
         with best_effort("what the balancer has learned"):
             await self._latest_known()
 
     async def learned(self) -> dict[str, Any] | None:
-        """For a checkpoint; None where its rule learns nothing."""
+        """The balancer's learned state for a checkpoint; None if its rule has none."""
         known = await self._latest_known()
         return known.learned.as_json() if known.learned is not None else None
 
     async def load_learned(self, saved: Mapping[str, object]) -> None:
-        """From a checkpoint. Raises `ValueError` naming an invalid value."""
+        """Load the learned state of a checkpoint. Raises `ValueError` for an invalid value."""
         learned = Learned.from_json(saved)
         async with self._learning:
             self._known = await self._ask(lambda b: b.load_learned(learned), "loading what it had learned")
@@ -336,9 +334,9 @@ class RolloutClient:
             except (RayTaskError, DeadlineExceeded) as failed:  # before the next case: an error may be both
                 await self._on_replica_lost(name, failed)
                 return
-            except (RayActorError, ObjectLostError) as lost:  # the second: its answer was on a node that is gone
+            except (RayActorError, ObjectLostError) as lost:  # ObjectLostError: the answer was on a lost node
                 if await replica.same_process(BLIP_PATIENCE_S):
-                    log.warning(f"{name} answers again after {type(lost).__name__}: nothing is lost")
+                    log.warning(f"{name} answers again after {type(lost).__name__}; no rollouts were lost")
                     continue
                 await self._on_replica_lost(name, lost)
                 return
@@ -348,19 +346,19 @@ class RolloutClient:
                     queue.put_nowait(ended)
 
     def _ends(self, rollout_id: str) -> bool:
-        """False for a rollout that ended before: its worker was lost after finishing it."""
+        """Record the end of a rollout; False if it ended before, as when its worker was lost after finishing it."""
         known = self._waiting.pop(rollout_id, None) is not None
         self.num_ended += known
         return known
 
 
 def _reach(state: RolloutState) -> tuple[int, int]:
-    """Progress of a rollout; a restarted one is beyond its state before the restart."""
+    """Progress of a rollout as a sort key; a restart counts more than any earlier state."""
     return state.restarts, rollout_load(state).context_tokens
 
 
 def last_line(fault: BaseException) -> str:
-    """The cause, which ends a remote traceback."""
+    """The last line of a remote traceback, which names the cause."""
     lines = str(fault).strip().splitlines()
     return lines[-1] if lines else type(fault).__name__
 

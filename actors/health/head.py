@@ -1,7 +1,7 @@
 """Watches Ray's head: polled in a separate thread, because a call to a dead head blocks.
 
-Ray itself ends the driver a minute after the head has died, and until then says nothing, while a run that needs nothing
-of it continues. A head that is stopped, or whose machine is cut off, Ray waits for without end: the run does not.
+Ray ends the driver a minute after the head has died, and does not log anything until then. If the head is stopped or
+its machine is unreachable, Ray waits without a limit; this module ends the run instead.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from actors.cluster.process_start import start_time
 log = logging.getLogger(__name__)
 
 SILENT_S = 6.0
-"""A death is reported within ten seconds: it may follow an answer immediately, and the next poll comes later."""
+"""With this limit a death is reported within ten seconds, even if it follows an answer immediately."""
 GONE_S = 90.0
-"""A head without an answer for so long is given up: longer than Ray takes to end the driver of a dead head."""
+"""The run ends after this time without an answer; longer than Ray takes to end the driver of a dead head."""
 EVERY_S = 2.0
 LAST_ANSWER_S = 1.0
-"""Wait for a poll that is open when the run ends: Ray should not be shut down during a call."""
+"""Wait for an open poll at the end of the run, because Ray should not be shut down during a call."""
 EXIT_S = 120.0
-"""Ray releases a driver, and ends its own head, within seconds; a busy machine takes several times as long."""
+"""Limit for Ray's shutdown, which takes seconds, and several times as long on a busy machine."""
 
 
 class Ending:
-    """The exit status of this process, once known: if Ray blocks its end, it exits with this status anyway."""
+    """The exit status of this process, for `exit_within` if Ray's shutdown blocks."""
 
     status = 1
 
@@ -47,19 +47,19 @@ class HeadProbe:
         gone_s: float = GONE_S,
         every_s: float = EVERY_S,
     ) -> None:
-        """`ask` returns once the head has answered. `silent_s`: without an answer for so long, a warning is logged."""
+        """`ask` returns when the head has answered. `silent_s`: time without an answer before a warning is logged."""
         self._ask = ask
         self.answer: Any = None  # the latest
         self._silent_s = silent_s
         self._gone_s = gone_s
         self._every_s = every_s
         self._looked_s = 0.0
-        self._waited_s = 0.0  # wait for the open poll, counted while this process ran: it may be stopped, too
-        self._waited_for: float | None = None  # that poll, by its start
-        self._asked_s: float | None = None  # the open poll
+        self._waited_s = 0.0  # age of the open poll, without time in which this process was suspended
+        self._waited_for: float | None = None  # start of that poll
+        self._asked_s: float | None = None  # start of the open poll
         self._said = False
         self._closed = threading.Event()
-        # A daemon: a head that is gone leaves its last question open for a minute.
+        # A daemon thread, because a call to a dead head blocks for a minute.
         self._thread = threading.Thread(target=self._ask_for_ever, name="head", daemon=True)
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class HeadProbe:
         if not self._said and self._waited_s > self._silent_s:
             self._said = True
             log.warning(
-                f"Ray's head has not answered for {self._waited_s:.0f} s: where it is gone the run ends within"
+                f"Ray's head has not answered for {self._waited_s:.0f} s: if it is lost, the run ends within"
                 f" {self._gone_s:.0f} s, and the same command resumes"
             )
         elif self._said and asked_s is None:
@@ -88,27 +88,27 @@ class HeadProbe:
 
     @property
     def silent(self) -> bool:
-        """Whether its silence was logged, and it has not answered since."""
+        """Whether a warning was logged and the head has not answered since."""
         return self._said and self._asked_s is not None
 
     def fault(self) -> str:
-        """Why the run has to end; empty while it has not."""
+        """Why the run must end; empty if it need not."""
         if self._waited_s < self._gone_s:
             return ""
-        return f"Ray's head has not answered for {self._waited_s:.0f} s; start it again, and give the same command"
+        return f"Ray's head has not answered for {self._waited_s:.0f} s; restart it and repeat the command"
 
     def _ask_for_ever(self) -> None:
         while not self._closed.is_set():
             if self._asked_s is None:
                 self._asked_s = time.monotonic()
-            with contextlib.suppress(Exception):  # an immediate refusal is not an answer either: the poll stays open
+            with contextlib.suppress(Exception):  # a refused call is not an answer: the poll stays open
                 self.answer = self._ask()
                 self._asked_s = None
             self._closed.wait(self._every_s)
 
 
 async def in_time(act: Callable[[], object], seconds: float) -> None:
-    """Call a part of Ray that blocks without its head, in a thread that is not awaited."""
+    """Call a Ray function that may block without its head; returns after `seconds` at the latest."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
@@ -123,10 +123,10 @@ async def in_time(act: Callable[[], object], seconds: float) -> None:
 
 
 def exit_within(seconds: float = EXIT_S) -> None:
-    """For the end of a process: Ray's own shutdown waits for a head that does not answer, so the remaining
-    processes are killed.
+    """Exit after `seconds` and kill the child processes, if Ray's shutdown waits for a head that does not answer.
+    Call it at the end of the process, before Ray's shutdown.
     """
-    below = _below()  # before the shutdown: orphans are no longer found below this process
+    below = _below()  # now, because orphans are no longer descendants of this process later
 
     def end() -> None:
         for pid, started in (below | _below()).items():
@@ -137,12 +137,12 @@ def exit_within(seconds: float = EXIT_S) -> None:
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread so late
+    with contextlib.suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread during interpreter shutdown
         timer.start()
 
 
 def _below() -> dict[int, str]:
-    """The processes below this one: ids and start times."""
+    """Start times of this process's descendants, by process id."""
     found: dict[int, str] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

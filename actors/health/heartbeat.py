@@ -1,4 +1,4 @@
-"""An actor's report about itself when the watchdog probes it."""
+"""The heartbeat that an actor returns when the watchdog probes it."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from actors.cluster.process_start import start_time
 from rstar_ray.logs import RecordBuffer
 
 ORPHAN_S = 20.0
-"""How long a process whose raylet is gone may take to end by itself."""
+"""Time that a process without a raylet has to end by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,14 @@ class Heartbeat:
     incarnation: str  # id of this process; a restarted actor has another
     node_id: str
     pid: int
-    start_time: str  # of that process (`actors.cluster.process_start`): the system reuses pids
+    start_time: str  # of that process (`actors.cluster.process_start`), because pids are reused
     work: int = 0  # open items of work
     progress: int = 0  # changes with every step of work
     children: tuple[int, ...] = ()  # pids of child processes that it waits for
-    records: tuple[logging.LogRecord, ...] = ()  # what it has logged since the last heartbeat
-    lost_with_it: str = ""  # what is lost when this process dies
+    records: tuple[logging.LogRecord, ...] = ()  # logged since the last heartbeat
+    lost_with_it: str = ""  # description of the state that is lost if this process dies
     memory_bytes: int = 0  # of the process and its children, see `own_memory_bytes`
-    device_bytes: int = 0  # the peak on its GPU
+    device_bytes: int = 0  # peak memory on its GPU
 
     @property
     def is_here(self) -> bool:
@@ -43,7 +43,7 @@ class Heartbeat:
         return ray.is_initialized() and self.node_id == ray.get_runtime_context().get_node_id()
 
     def kill(self) -> None:
-        """SIGKILL its process on this node, and no later one with the same pid."""
+        """SIGKILL its process on this node, unless the pid belongs to a later process."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
             if start_time(self.pid) == self.start_time:
@@ -52,7 +52,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ActorProcess:
-    """What identifies this actor process in its heartbeats, and what it logs until the next one."""
+    """Id of this actor process, and the log records for its next heartbeat."""
 
     incarnation: str = field(default_factory=lambda: uuid4().hex[:12])
     buffer: RecordBuffer = field(default_factory=RecordBuffer)
@@ -60,7 +60,7 @@ class ActorProcess:
 
 @functools.cache
 def this_process() -> ActorProcess:
-    """From the first call on this process ends with its raylet, and its log records go into its heartbeats."""
+    """The first call makes this process end with its raylet, and collects its log records for heartbeats."""
     process = ActorProcess()
     process.buffer.install()
     end_with_parent()
@@ -83,8 +83,8 @@ def heartbeat(*, children: tuple[int, ...] = (), **facts: Any) -> Heartbeat:
 
 
 def end_with_parent(after_s: float = ORPHAN_S, every_s: float = ORPHAN_S / 10) -> None:
-    """End this process some time after its parent. Ray's workers end with their raylet, unless the head is stopped or
-    unreachable: then they wait for its answer."""
+    """End this process `after_s` after its parent. Ray's workers end with their raylet, unless the head is stopped or
+    unreachable, when they wait for it."""
     parent = os.getppid()
 
     def look() -> None:
@@ -99,7 +99,7 @@ def end_with_parent(after_s: float = ORPHAN_S, every_s: float = ORPHAN_S / 10) -
 def own_memory_bytes(*pids: int) -> int:
     """Resident memory of these processes without shared pages, such as those of Ray's object store.
 
-    A process that is gone, or whose system reports none, counts 0.
+    A process that has ended, or whose memory is not reported, counts 0.
     """
     held = 0
     for pid in pids:
@@ -110,7 +110,7 @@ def own_memory_bytes(*pids: int) -> int:
 
 
 def runnable_wait_s(pid: int) -> dict[str, float]:
-    """How long each thread of this process has waited for a core since it began; empty where unknown.
+    """Seconds that each thread of this process has waited for a core since it began; empty if unknown.
 
     Source: the second number of `/proc/<pid>/task/<tid>/schedstat` (Linux, Documentation/scheduler/sched-stats).
     """

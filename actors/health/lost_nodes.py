@@ -1,7 +1,7 @@
-"""Nodes that a run loses and gets back: log messages, and the wait until its bundles are placed again.
+"""Logs lost and new nodes, and waits until the bundles of a lost node are placed again.
 
-Ray itself places the bundles of a lost node again, on a node that has room or that joins; until then what belongs there
-cannot be started.
+Ray places the bundles of a lost node again, on a node that has room or that joins. Until then the actors of these
+bundles cannot be started.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ SAY_AFTER_S = 10.0
 
 
 class NodesSeen:
-    """Changes in the cluster's nodes between two of Ray's lists."""
+    """Logs changes between two lists of the cluster's nodes."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}  # the addresses of the living, by Ray's ids
+        self._known: dict[str, str] = {}  # addresses of living nodes, by Ray's id
 
     def see(self, nodes: Sequence[Mapping[str, Any]], at: Mapping[str, str]) -> None:
-        """`nodes`: Ray's list. `at`: the node's id of each of the run's processes, by name, as far as it is known."""
+        """`nodes`: Ray's list of nodes. `at`: node ids of the run's processes, by name, if known."""
         alive: dict[str, str] = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
         known, self._known = self._known, alive
         left = f"the cluster has {len(alive)} now"
@@ -47,9 +47,9 @@ async def until_placed(
     away_s: float,
     say_after_s: float = SAY_AFTER_S,
 ) -> None:
-    """Return once each of these bundles, by number with what belongs there, lies on a node that runs what is put there.
+    """Wait until each of these bundles is on a node that can run tasks. `named`: names of their actors, by bundle.
 
-    Raises `RStarError`, naming the wait, for one that has none after `away_s`.
+    Raises `RStarError` with the names of those without a node after `away_s`.
     """
     stand_in: Any = ray.remote(num_cpus=0, max_retries=-1)(_nothing)
     standing = {
@@ -68,7 +68,7 @@ async def until_placed(
         try:
             await wait(min(say_after_s, away_s))
         except DeadlineExceeded:
-            log.warning(f"no node for {missing()}: the run waits for one with room, {away_s:g} s at most ({OPTION})")
+            log.warning(f"no node for {missing()}: the run waits for a node with room, {away_s:g} s at most ({OPTION})")
             await wait(max(0.0, away_s - say_after_s))
             log.warning("every part has a node again")
     except DeadlineExceeded as late:
@@ -81,8 +81,8 @@ async def until_placed(
 def no_node(name: str, away_s: float) -> RStarError:
     """The error of a run whose parts cannot be placed."""
     return RStarError(
-        f"{name} had no node for {away_s:g} s ({OPTION}): theirs was lost, and the nodes that are left have no room; "
-        "add one and give the same command, or give it with --on-insufficient-resources scale-down"
+        f"{name} had no node for {away_s:g} s ({OPTION}): their node was lost, and the other nodes have no room; "
+        "add a node and repeat the command, or repeat it with --on-insufficient-resources scale-down"
     )
 
 
@@ -91,4 +91,4 @@ async def _answer(ref: Any) -> None:
 
 
 def _nothing() -> None:
-    """Runs where its bundle is."""
+    """A task that shows that its bundle's node can run tasks."""

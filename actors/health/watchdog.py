@@ -1,6 +1,6 @@
-"""The watchdog of a run: it probes every service, kills a process that is silent, and ends a run without progress.
+"""The watchdog of a run: probes every service, kills a process that does not answer, ends a run without progress.
 
-`rstar_ray.stall_detector` decides which silence is too long. A killed process fails over like one that died.
+`rstar_ray.stall_detector` decides which silence is too long. A killed process is handled like one that died.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ RUN, RUN_WARNING = "the run", "the run, before its warning"
 WARNING_SHARE = 0.25
 """Share of `still_s` after which a warning names the oldest wait."""
 RESTART_S = 120.0
-"""How much longer a service that served and cannot be reached may be silent: Ray starts another process for it."""
+"""Additional time for a service that cannot be reached, because Ray starts a new process for it."""
 NOT_RECORDED = ("work", "progress", "memory_bytes", "device_bytes", "records", "lost_with_it")
-"""Fields of a heartbeat that `processes.json` leaves out."""
+"""Fields of a heartbeat that `processes.json` does not contain."""
 
 
 @dataclass(slots=True)
@@ -48,14 +48,14 @@ class _Probe:
     task: asyncio.Task[None] | None = None
     unreachable: bool = False
     heartbeat: Heartbeat | None = None  # the latest
-    fault: str = ""  # of its probe, as it was logged
+    fault: str = ""  # the probe's error, as it was logged
     num_kills: int = 0  # since its latest heartbeat
-    waited_s: dict[str, float] | None = None  # of its threads for a core, when its silence was first noticed
+    waited_s: dict[str, float] | None = None  # by thread: wait for a core, when its silence was first noticed
 
     @property
     def limit_s(self) -> float:
-        """How long it may be silent now; each kill of a process that never answered doubles the time for the next,
-        since a start may be slow, or wait for a node."""
+        """How long it may be silent now. Each kill of a process that never answered doubles the time for the next one,
+        because a start may be slow or wait for a node."""
         if self.unreachable:
             return (self.service.silent_s + RESTART_S) * 2**self.num_kills
         patience = 1.0 if self.service.state is State.SERVING else self.service.start_patience
@@ -74,8 +74,8 @@ class Watchdog:
         head: HeadProbe | None = None,
         nodes: NodesSeen | None = None,
     ) -> None:
-        """`record`: a file that lists the run's processes. `head` gets the cluster's nodes from Ray, and `nodes`
-        reports which are lost or new."""
+        """`record`: a file that lists the run's processes. `head` polls Ray for the cluster's nodes; `nodes` logs lost
+        and new nodes."""
         self._meter = meter
         self._head = head
         self._nodes = nodes
@@ -109,26 +109,26 @@ class Watchdog:
             self._run_over.cancel()
 
     def follow(self, service: Service[Any]) -> None:
-        """Probe this service from now on; call it again when its state has changed."""
+        """Start to probe this service; call it again when the service's state has changed."""
         probe = self._probes.get(service.name)
         if probe is None or probe.service is not service:
             self.leave(service)
             probe = self._probes[service.name] = _Probe(service)
             probe.task = asyncio.create_task(self._probe_forever(probe))
             probe.task.add_done_callback(self._end_run_if_failed)
-        if service.state is State.STARTING:  # judged from its first answer on: its start has a deadline
+        if service.state is State.STARTING:  # watched from its first answer on, because the start has a deadline
             self._detector.forget(service.name)
             return
-        if service.state is State.LOST:  # another process is expected
+        if service.state is State.LOST:  # a new process is expected
             probe.unreachable, probe.heartbeat = True, None
-        elif service.state is State.RETURNING:  # it answers, so that its silence is judged like that of a start
+        elif service.state is State.RETURNING:  # it answers again, and has the time limit of a start
             probe.unreachable, probe.num_kills = False, 0
         self._detector.watch(service.name, Limit(silent_s=probe.limit_s))
         if service.state is State.SERVING:
             self._write_record()
 
     def leave(self, service: Service[Any]) -> None:
-        """Probe it no more."""
+        """Stop probing this service."""
         self._detector.forget(service.name)
         probe = self._probes.pop(service.name, None)
         if probe is not None and probe.task is not None and probe.task is not _current_task():
@@ -140,7 +140,7 @@ class Watchdog:
         return await unless_failed(work, self._run_over, self._config.probe_every_s)
 
     def end_run(self, fault: Exception) -> None:
-        """Have `guard` raise this."""
+        """Make `guard` raise this error."""
         if self._run_over is not None:
             fail(self._run_over, fault)
 
@@ -163,12 +163,12 @@ class Watchdog:
         return [probe.heartbeat for probe in self._probes.values() if probe.heartbeat is not None]
 
     async def _probe_forever(self, probe: _Probe) -> None:
-        """A service that Ray reports as unavailable restarts, or is cut off: that is no silence."""
+        """Probe until the actor is dead. A service that Ray reports as unavailable is not counted as silent."""
         service = probe.service
         while True:
             try:
                 heartbeat: Heartbeat = await service.methods().probe()
-            except RayTaskError as failed:  # it answers; before the next, since an error may be both
+            except RayTaskError as failed:  # it answers; before `RayError`, because an error may be both
                 self._report_fault(probe, failed)
                 self._answered(probe)
             except RayError as lost:
@@ -177,7 +177,7 @@ class Watchdog:
                     return
                 if not probe.unreachable:
                     probe.unreachable = True
-                    log.warning(f"{service.name} cannot be reached: it restarts, or is cut off")
+                    log.warning(f"{service.name} cannot be reached: it restarts, or its node is unreachable")
                     self._detector.forget(service.name)
                     if service.state is not State.STARTING:
                         self._detector.watch(service.name, Limit(silent_s=probe.limit_s))
@@ -197,7 +197,7 @@ class Watchdog:
         self._detector.heard(name, work=work, progress=progress)
 
     def _report_fault(self, probe: _Probe, failed: Exception) -> None:
-        """Logged once, although every probe fails."""
+        """Log the fault once, although every probe fails."""
         fault = _last_line(failed)
         if fault != probe.fault:
             probe.fault = fault
@@ -209,7 +209,7 @@ class Watchdog:
         if service.on_death is not None:
             service.on_death(lost)
         elif service.state is not State.STARTING:  # in a start, its caller reports the death
-            log.warning(f"{service.name} is gone for good: {_last_line(lost)}")
+            log.warning(f"{service.name} has ended and is not restarted: {_last_line(lost)}")
 
     def _report_changes(self, probe: _Probe, before: Heartbeat | None, now: Heartbeat) -> None:
         name = probe.service.name
@@ -218,7 +218,7 @@ class Watchdog:
             self._write_record()
         if before is not None and before.incarnation != now.incarnation:
             lost = f"; lost with it: {before.lost_with_it}" if before.lost_with_it else ""
-            log.warning(f"{name} died: process {before.pid} is gone, process {now.pid} replaces it{lost}")
+            log.warning(f"{name} died: process {now.pid} replaces process {before.pid}{lost}")
         elif probe.unreachable and not probe.service.is_lost:
             log.warning(f"{name} answers again")
         relay(now.records, component=name)
@@ -243,7 +243,7 @@ class Watchdog:
             await asyncio.sleep(self._config.probe_every_s)
 
     def _end_run_if_failed(self, task: "asyncio.Task[None]") -> None:
-        """Nobody awaits the watchdog's tasks, and a run without a watchdog could wait forever."""
+        """End the run if a task of the watchdog fails, because without it the run could wait forever."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             self.end_run(RStarError(f"the watchdog has failed: {type(fault).__name__}: {fault}"))
 
@@ -271,7 +271,7 @@ class Watchdog:
         return [stall for stall in stalls if stall.name in self._probes]
 
     def _excuse_starved(self) -> None:
-        """A process without a core is slow, not stuck; on other nodes this is unknown."""
+        """Do not count time in which a process of this node waited for a core: it is slow, not stuck."""
         for name, silent_s in self._detector.silences_s().items():
             probe = self._probes.get(name)
             if probe is None or probe.heartbeat is None or silent_s < 2 * self._config.probe_every_s:
@@ -296,13 +296,13 @@ class Watchdog:
 
     def _oldest_wait(self) -> str:
         oldest = waits.oldest()
-        return oldest.line(time.monotonic()) if oldest else "nobody waits for another process"
+        return oldest.line(time.monotonic()) if oldest else "no wait for another process is open"
 
     async def _kill(self, stall: Stall) -> None:
         probe = self._probes.get(stall.name)
         if probe is None:
             return
-        heartbeat = None if probe.unreachable else probe.heartbeat  # of the process that is there now
+        heartbeat = None if probe.unreachable else probe.heartbeat  # of the current process
         if probe.unreachable:
             log.warning(f"{stall.name} did not come back, {stall.seen}: its next process is killed")
             probe.num_kills += 1
@@ -316,13 +316,13 @@ class Watchdog:
                 heartbeat.kill()
             else:
                 await probe.service.restart()
-        except Exception as failed:  # this task is not awaited: it is judged, and tried, again
+        except Exception as failed:  # this task is not awaited; the watchdog will try again
             log.warning(f"{stall.name} could not be killed: {type(failed).__name__}: {failed}")
             self._detector.watch(stall.name, Limit(silent_s=probe.limit_s))
 
 
 def _last_line(fault: Exception) -> str:
-    """The cause, which ends a traceback of Ray's."""
+    """The last line of Ray's traceback, which names the cause."""
     return str(fault).strip().rpartition("\n")[2]
 
 

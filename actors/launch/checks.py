@@ -1,7 +1,7 @@
-"""What can refuse a run before it starts: one table, cheap checks first.
+"""The table of checks that can refuse a run before it starts; cheap checks come first.
 
-A check reads the facts that `Start` computes once each. It raises `ConfigError`, which refuses the run, and shows what
-the user should know of a run that is not refused. Recipes, `plan` and preflight use the same table.
+A check reads facts of `Start`, which are computed once. It raises `ConfigError` to refuse the run, and logs what the
+user should know otherwise. Recipes, `plan` and preflight use the same table.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The stages of one command, and the facts about them that checks share."""
+    """The stages of one command, and facts about them that several checks use."""
 
-    asked: Sequence[RunConfig]  # as the command line has them
+    asked: Sequence[RunConfig]  # as on the command line
     steps_given: bool = True  # the user set --sft.steps
-    weights: bool = True  # the model's weights are read, and so downloaded
+    weights: bool = True  # read the model's weights, which downloads them if needed
 
     @property
     def evaluates(self) -> bool:
@@ -71,7 +71,7 @@ class Start:
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]]:
-        """By RL stage, as in its file."""
+        """All problems of the file, by RL stage."""
         return {config.stage: training_problems(config) for config in self.asked if config.stage in STAGES[1:]}
 
     @cached_property
@@ -85,22 +85,22 @@ class Start:
 
     @cached_property
     def configs(self) -> list[RunConfig]:
-        """The configured model, with a hub id replaced by the downloaded folder."""
+        """The settings, with a Hugging Face model id replaced by the downloaded folder."""
         return [with_local_model(config, weights=self.weights) for config in self.asked]
 
     @cached_property
     def ahead(self) -> list[RunConfig]:
-        """The stages that are not done; all of them run on the engines of the first."""
+        """The stages that are not done; they all use the engines of the first one."""
         return [config for config in self.configs if self.evaluates or not self.done(config)]
 
     def done(self, config: RunConfig) -> bool:
-        """Trained and, where there are held-out problems, evaluated."""
+        """Whether the stage is trained and, if there are held-out problems, evaluated."""
         finished = self.run_dir.finished_checkpoint(config.stage)
         return finished is not None and (not self.heldout or evaluated(self.run_dir, config.stage, finished.step))
 
     @cached_property
     def model(self) -> Path:
-        """The folder that the first stage ahead starts from, which the tiny world may still have to make."""
+        """The model folder that the first stage ahead starts from; at scale tiny it may not exist yet."""
         if self.evaluates:
             return self._policy_to_evaluate()
         return self.start_folder(self.ahead[0]) if self.ahead else self.path
@@ -134,7 +134,7 @@ class Start:
 
     @cached_property
     def sft_plan(self) -> SftPlan | None:
-        """The rows of SFT, where it is still ahead and its rows come from a file."""
+        """The rows of SFT; None if SFT is not ahead, or its rows do not come from a file."""
         for config in self.ahead:
             if config.stage == "sft" and self.run_dir.finished_checkpoint("sft") is None:
                 return sft_plan(config, self.start_folder(config), steps_given=self.steps_given)
@@ -146,13 +146,13 @@ def own_folder(config: RunConfig) -> str:
 
 
 def finished_before(config: RunConfig, path: Path) -> Path | None:
-    """The checkpoint of the stage before, where that is finished."""
+    """The checkpoint of the previous stage, if that is finished."""
     before = previous_checkpoint(RunDir(path), config.stage)
     return before.path if before else None
 
 
 def _gpu(start: Start) -> None:
-    if start.evaluates or not start.run_dir.config_path.exists():  # a run that has ended can be reported anywhere
+    if start.evaluates or not start.run_dir.config_path.exists():  # a finished run can be reported on any machine
         check_gpu_here(start.asked[0])
 
 
@@ -176,7 +176,7 @@ def _evaluation_files(start: Start) -> None:
 
 
 def _own_code(start: Start) -> None:
-    """A reward, an environment or an agent of the user that cannot be imported or called."""
+    """Refuse a reward, environment or agent of the user that cannot be imported or called."""
     config = start.asked[0]
     for name in own_rewards(config.reward):
         option = "--reward.name" if name == config.reward.name else "--reward.functions"
@@ -201,7 +201,7 @@ def _own_code(start: Start) -> None:
 
 
 def _rules(start: Start) -> None:
-    """A rule of the algorithm that does not exist, or a function of the user that fails on made-up data."""
+    """Refuse an unknown rule of the algorithm, or a user's function that fails on generated data."""
     for config in start.asked:
         if config.stage in STAGES[1:]:
             check_rules(config.algorithm, config.own_folder)
@@ -226,7 +226,7 @@ def _problems(start: Start) -> None:
 
 
 def _model(start: Start) -> None:
-    """Checked for training before its weights are downloaded."""
+    """Refuse a model that cannot be trained, before its weights are downloaded."""
     from actors.weights.model_parameters import refuse_untrainable
 
     if not start.evaluates:
@@ -263,7 +263,7 @@ def _adapters(start: Start) -> None:
 
 
 def _weights(start: Start) -> None:
-    """Only for a model that the user names; the model of an earlier stage fits."""
+    """Only for a model that the user gives: models of earlier stages are known to fit."""
     from actors.weights.model_parameters import refuse_misfit, refuse_unpacked
 
     if start.weights and start.ahead and start.ahead[0].model:
@@ -290,7 +290,7 @@ def _same_data(start: Start) -> None:
 
 
 def _check_data(start: Start, config: RunConfig, data: str) -> None:
-    """The stage checks again once it has found a whole checkpoint."""
+    """Compare with the newest checkpoint; the stage repeats this check with the checkpoint that it resumes from."""
     newest = start.run_dir.newest_checkpoint(config.stage)
     if newest is None or start.run_dir.finished_checkpoint(config.stage) is not None:
         return
@@ -324,7 +324,7 @@ def _settings(start: Start) -> None:
 
 
 def _stage_ends(start: Start) -> None:
-    """Only for training, not for evaluation."""
+    """Refuse a damaged checkpoint of a finished stage; not checked in an evaluation."""
     for config in start.ahead:
         if not start.evaluates and (end := start.run_dir.finished_checkpoint(config.stage)) is not None:
             refuse_damaged_end(end)
@@ -342,9 +342,9 @@ class Phase(Enum):
     """What a check needs."""
 
     MACHINE = auto()  # the machine that starts the run
-    FILES = auto()  # what the options name
-    RUN_DIR = auto()  # the run directory, which this process holds
-    CLUSTER = auto()  # a Ray
+    FILES = auto()  # files and code that the options name
+    RUN_DIR = auto()  # the run directory, locked by this process
+    CLUSTER = auto()  # a Ray cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,26 +33,26 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--data.train": "--evaluate.files",
     },
 }
-"""By stage: settings of other stages that have no effect on it alone, and the intended setting."""
+"""By stage: options of other stages that have no effect in it, and the option to use instead."""
 
 OF_TRAINING = ("--stage", "--model", *(f"--telemetry.{sink}" for sink in EXTERNAL))
-"""Options of a stage's file that an evaluation of its policy does not use."""
+"""Options in a stage's settings file that an evaluation ignores."""
 
 log = logging.getLogger(__name__)
 
 
 def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
-    """The settings of each stage: its own, with the command line's options over them.
+    """The settings of each stage: its defaults, overridden by the command line's options.
 
-    `--model` is the policy the first stage starts from; the others start from the stage before. Raises `ConfigError`
-    in one line that names the option and how to fix it.
+    `--model` is the policy that the first stage starts from; the others start from the previous stage. Raises
+    `ConfigError`.
     """
     of_file, own = split_config_file(argv)
     scales = [chosen("--scale", words, ("auto", *SCALES), "auto") for words in (of_file, own)]
     if "auto" not in scales and scales[0] != scales[1]:
         raise ConfigError("--scale", "differs from the scale in the file of --config", "remove one of the two")
     of_stage = [recipe.paper.stage for recipe in recipes] == ["evaluate"] and _stage_of(of_file) in STAGES
-    if of_stage:  # a stage's settings, of its run directory: the policy to evaluate is not the one that it started from
+    if of_stage:  # the file has a training stage's settings: its --model is not the policy to evaluate
         of_file = [word for word in of_file if word.partition("=")[0] not in OF_TRAINING]
     scale = _scale([*of_file, *own])
     defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
@@ -60,7 +60,7 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
         defaults, of_file = _with_stage_file(defaults, of_file), []
     argv = [*of_file, *own]
     protocol = _options(PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")])
-    # The last of two equal options counts. A protocol's options are inserted before the words that chose it.
+    # The last of two equal options wins, so a protocol's options come before those of the source that chose it.
     words = [*of_file, *protocol, *own] if "--evaluate.protocol" in given(own) else [*protocol, *argv]
     if HELP & set(argv):
         _parse_one(_shown(defaults), words)  # exits
@@ -81,8 +81,8 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
 
 
 def _with_stage_file(defaults: Sequence[RunConfig], of_file: Sequence[str]) -> list[RunConfig]:
-    """The defaults of several stages with a file of one of them: it holds for its stage, and what differs there from
-    that stage's defaults holds for the others too. Raises `ConfigError` where its stage is not among these.
+    """Apply one stage's settings file to the defaults of several stages: what it changes in its stage's defaults
+    applies to all of them. Raises `ConfigError` if its stage is not among them.
     """
     stage = _stage_of(of_file)
     own = next((default for default in defaults if default.stage == stage), None)
@@ -94,7 +94,7 @@ def _with_stage_file(defaults: Sequence[RunConfig], of_file: Sequence[str]) -> l
 
 
 def config_in(file: str) -> RunConfig:
-    """The settings of a run in a TOML file; what it leaves out is the scale's, or the general default."""
+    """The settings of a run in a TOML file; missing fields have the defaults of its scale."""
     words = with_config_file(["--config", file])
     return _parse_one(at_scale(RunConfig(), _scale(words), {}), words)
 
@@ -104,7 +104,7 @@ def _stage_of(words: Sequence[str]) -> str:
 
 
 def _shown(defaults: Sequence[RunConfig]) -> RunConfig:
-    """The first RL stage's defaults, and beside them those of SFT's own settings where it comes first."""
+    """The defaults that `--help` shows: the first RL stage's, with the SFT settings of the first stage."""
     return replace(defaults[min(1, len(defaults) - 1)], sft=defaults[0].sft)
 
 
@@ -113,7 +113,7 @@ def _options(values: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_other_stages(stage: str, argv: Sequence[str]) -> None:
-    """Raise `ConfigError` for what is given in place of a stage's own setting; given beside it, it is another's."""
+    """Raise `ConfigError` for an option in `INSTEAD`, unless the option to use instead is given too."""
     asked = given(argv)
     for option, meant in INSTEAD.get(stage, {}).items():
         if option in asked and meant not in asked:
@@ -121,9 +121,9 @@ def _refuse_other_stages(stage: str, argv: Sequence[str]) -> None:
 
 
 def idle_lines(configs: Sequence[RunConfig], argv: Sequence[str]) -> list[str]:
-    """A line for each option given that changes nothing in any of these stages, and that commands may share.
+    """One warning per given option that has no effect in any of these stages.
 
-    Raises `ConfigError` for one that the mode asked for has no use for.
+    Raises `ConfigError` for an option that is not `warn_only`.
     """
     asked, in_each = given(argv), [idle(config) for config in configs]
     lines: list[str] = []
@@ -145,7 +145,7 @@ def idle_lines(configs: Sequence[RunConfig], argv: Sequence[str]) -> list[str]:
 
 
 def _sft_may_come_first(configs: Sequence[RunConfig], lacking: Sequence[Condition]) -> bool:
-    """And would be what is lacking: in the tiny world a stage brings the policy that it needs."""
+    """Whether SFT may run first, as at scale tiny without a policy, and would use the option."""
     first = configs[0]
     before = replace(first, stage="sft")
     return first.scale == "tiny" and first.stage in STAGES[1:] and all(lack.holds(before) for lack in lacking)
@@ -173,7 +173,7 @@ def chosen(option: str, argv: Sequence[str], choices: Sequence[str], default: st
                 raise ConfigError(option, "needs a value", f"choose {', '.join(choices)}")
     if value not in choices:
         raise ConfigError(
-            option, f"{value!r} is no {option.strip('-').rpartition('.')[2]}", f"choose {', '.join(choices)}"
+            option, f"{value!r} is not a {option.strip('-').rpartition('.')[2]}", f"choose {', '.join(choices)}"
         )
     return value
 

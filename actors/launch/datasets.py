@@ -1,4 +1,4 @@
-"""The data of a run: files that the user names, or the tiny world's, made from the seed."""
+"""The data of a run: the user's files, or at scale tiny data generated from the seed."""
 
 import logging
 import random
@@ -25,9 +25,9 @@ from rstar_ray.trajectory import Problem
 log = logging.getLogger(__name__)
 
 SFT_VALIDATION = 256
-"""Conversations held back for the validation loss; at most a tenth of all."""
+"""Number of conversations for the validation loss; at most a tenth of all."""
 MOST_TOO_LONG = 0.05
-"""Share of the training problems that may not fit the context and are left out."""
+"""Largest share of training problems that may be excluded because they do not fit the context."""
 
 
 def training_problems(config: RunConfig) -> list[Problem]:
@@ -50,9 +50,7 @@ def _training_problems(config: RunConfig) -> list[Problem]:
 
 
 def heldout_problems(config: RunConfig) -> list[Problem]:
-    """The problems evaluated during training. The tiny world's are the same for every seed, so that runs can be
-    compared.
-    """
+    """The problems evaluated during training; at scale tiny the same for every seed, so that runs can be compared."""
     if config.data.heldout:
         return _evaluated(config, _from_file("--data.heldout", config.data.heldout, config))
     if config.scale != "tiny":
@@ -85,7 +83,7 @@ def _from_file(option: str, path: str, config: RunConfig, *, integer_answers: bo
 
 def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem]:
     if count > MAX_PROBLEMS:
-        raise ConfigError(option, f"{count} is more than the tiny world holds", f"give at most {MAX_PROBLEMS}")
+        raise ConfigError(option, f"{count} is more than scale tiny can generate", f"give at most {MAX_PROBLEMS}")
     return generate_problems(seed, split, count)
 
 
@@ -106,38 +104,38 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
 
 
 def that_fit(config: RunConfig, problems: list[Problem], chat: ChatFormat) -> list[Problem]:
-    """Training problems without those whose prompts do not fit the context; a line counts these.
+    """Training problems whose prompts fit the context; logs the number of the others.
 
-    Raises `ConfigError` where they are more than a small share: the context is too short then, not a prompt too long.
+    Raises `ConfigError` if more than `MOST_TOO_LONG` of them do not fit, because the context is then too short.
     """
     found = too_long(problems, chat, config.engine.max_context_tokens)
     if found is None:
         return problems
     if len(found.num_tokens) > MOST_TOO_LONG * len(problems):
         name = Path(config.data.train).name
-        hint = "raise it, or take them out of the file"
-        raise ConfigError("--engine.max-context-tokens", f"{found} in {name or 'the tiny world'}", hint)
-    log.info(f"{config.stage}: {found}; they are left out")
+        hint = "raise it, or remove them from the file"
+        raise ConfigError("--engine.max-context-tokens", f"{found} in {name or 'the generated problems'}", hint)
+    log.info(f"{config.stage}: {found}; they are excluded")
     return [problem for problem in problems if problem.id not in found.num_tokens]
 
 
 def tell_too_long(config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat) -> None:
-    """A message for each evaluated set that has such prompts: the set stays whole, so that figures can be compared."""
+    """Log each evaluated set with prompts that do not fit. They are not removed, so that results stay comparable."""
     for name, problems in sets.items():
         if found := too_long(problems, chat, config.engine.max_context_tokens):
-            log.info(f"{name}: {found}; they count as wrong; a larger --engine.max-context-tokens asks them too")
+            log.info(f"{name}: {found}; they count as wrong. Hint: raise --engine.max-context-tokens")
 
 
 def sft_plan(config: RunConfig, folder: Path, *, steps_given: bool = True) -> SftPlan | None:
-    """The file of conversations as tokens of the model in `folder`; None where the tiny world makes its own.
+    """The file of conversations as tokens of the model in `folder`; None at scale tiny without a file.
 
-    Raises `ConfigError` for a file of which too much does not fit, and for one that is small beside a number of steps
-    that was not given, before anything starts.
+    Raises `ConfigError` if too many conversations do not fit, or if `steps_given` is false and the default number of
+    steps would repeat a small file too often.
     """
     if not config.sft.data:
         require_tiny(config, "--sft.data", "give a file of conversations")
         return None
-    made = (folder / "config.json").is_file()  # the tiny world's model is made later
+    made = (folder / "config.json").is_file()  # at scale tiny the model is made later
     plan = plan_sft(
         config.sft.data,
         ChatSource(str(folder) if made else None, config.chat),
@@ -155,7 +153,7 @@ def sft_plan(config: RunConfig, folder: Path, *, steps_given: bool = True) -> Sf
 async def sft_examples(
     config: RunConfig, plan: SftPlan | None, chat: TokenizerChat, execute: ExecuteFn
 ) -> tuple[list[SftExample], list[SftExample]]:
-    """(training, validation) rows; the tiny world's are made here, their programs run in the sandbox."""
+    """(training, validation) rows; without a plan they are generated, and their programs run in the sandbox."""
     if plan is not None:
         return split(plan.examples, config.seed)
     generated = await generate_conversations(config.seed, config.sft.num_conversations, execute, teacher=config.tiny)
@@ -180,20 +178,20 @@ def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], 
 
 
 def require_tiny(config: RunConfig, field: str, hint: str) -> None:
-    """Raise `ConfigError` for a field left empty at a scale that has no default to put there."""
+    """Raise `ConfigError` for an empty field unless scale is tiny, which has a default."""
     if config.scale != "tiny":
         raise ConfigError(field, f"it is empty, and scale {config.scale} has no default", hint)
 
 
 MARGIN_TOKENS = 64
-"""What normalisation and the borders of parts may add to the bytes of a text; a guess on the safe side."""
+"""Generous estimate of the tokens beyond a text's bytes that normalisation and concatenation may add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLong:
-    """Of a set of problems, those that cannot be asked."""
+    """The problems of a set whose prompts do not fit the context."""
 
-    num_tokens: Mapping[str, int]  # of each one's prompt, by the problem's id
+    num_tokens: Mapping[str, int]  # of the prompt, by the problem's id
     num_problems: int  # of the whole set
     context_tokens: int
 
@@ -206,7 +204,7 @@ class TooLong:
 
 
 def too_long(problems: Sequence[Problem], chat: ChatFormat, context_tokens: int) -> TooLong | None:
-    """Those whose prompts leave no token to sample, in their order; None where there is none."""
+    """Problems whose prompts leave no token to sample, in order; None if there are none."""
     if not problems:
         return None
     around = len(chat.prompt_ids(replace(problems[0], problem="")))

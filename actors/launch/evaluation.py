@@ -1,4 +1,4 @@
-"""One evaluation command from start to end: check, hold its result files, start the engines, evaluate."""
+"""Runs an evaluation command: checks, locks its result files, starts the engines, evaluates."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         (config,) = start.configs
         plugins = plugin_digest(config, start.tools)
         files = result_files(config, start.sets, start.run_dir, plugins, step=0, model=start.model)
-        with ExitStack() as alone:  # in this directory a run may train meanwhile, and others may be evaluated
+        with ExitStack() as alone:  # training and other evaluations may use the directory at the same time
             for file in files.values():
-                alone.enter_context(written_alone(file, by="another evaluation that asks the same"))
+                alone.enter_context(written_alone(file, by="another evaluation with the same requests"))
             log_to(start.run_dir.evaluation_log_path)
             connect()
             check(start, Phase.CLUSTER)
@@ -42,25 +42,25 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
             asyncio.run(_evaluate(start, _journal(start, turns)))
             start.run_dir.drop_turns(turns)
 
-    end(status_of(act, interrupted="stopped; the same command resumes with the problems that are left"))
+    end(status_of(act, interrupted="stopped; the same command resumes with the remaining problems"))
 
 
 def _journal(start: Start, turns: str) -> Path | None:
-    """Where sampled turns are kept until the evaluation ends; None where a node does not see the run directory."""
+    """The folder for sampled turns until the evaluation ends; None if a node does not see the run directory."""
     from actors.preflight.nodes import refuse_unseen
 
     try:
         refuse_unseen(start.path)
     except ConfigError as unseen:
-        log.info(f"{unseen.problem}: rollouts of a worker that is lost start again at their prompts")
+        log.info(f"{unseen.problem}: rollouts of a lost worker restart from their prompts")
         return None
     return start.run_dir.journal_path / turns
 
 
 async def _evaluate(start: Start, journal: Path | None) -> None:
-    """Lost replicas come back by themselves; without progress it ends with the reason of the wait.
+    """Evaluate until done, without progress, or the first stop signal; lost replicas are restarted.
 
-    The first signal ends it too: finished problems are kept, and there is no checkpoint to wait for.
+    The first signal stops at once, because finished problems are saved and there is no checkpoint to wait for.
     """
     from actors.system import TrainingActors
 

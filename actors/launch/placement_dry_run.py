@@ -1,4 +1,4 @@
-"""The placement of actors, tried on fake nodes: Ray's own placement, stand-ins for the actors, checks and a table.
+"""Tries the placement of actors on fake nodes: Ray places stand-ins, which are checked and shown in a table.
 
 python recipes/plan.py --scale mi300x-64 --dry-run
 """
@@ -16,7 +16,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.config.scales import Machines
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Memory of each fake node; the least that Ray accepts."""
+"""Object store of each fake node; the least that Ray accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Seating:
     machines: Machines
     layout: Layout  # in order
     seats: tuple[Seat, ...]  # by bundle; `node` is its number here
-    sandboxes: tuple[int, ...]  # node of each
+    sandboxes: tuple[int, ...]  # node of each sandbox executor
     balancer: int
     driver: int
     seconds: float
@@ -37,7 +37,7 @@ class Seating:
 
 
 def dry_run(config: RunConfig, machines: Machines) -> Seating:
-    """Raises `ConfigError` where the cluster is too small and the settings do not ask for a smaller plan."""
+    """Raises `ConfigError` if the cluster is too small and --on-insufficient-resources is fail."""
     started = time.monotonic()
     node = {"CPU": float(machines.cpus), "GPU": float(machines.gpus)}
     config = fitted(config, [node] * machines.nodes)
@@ -49,12 +49,12 @@ def dry_run(config: RunConfig, machines: Machines) -> Seating:
 
 @contextmanager
 def fake_cluster(machines: Machines) -> Generator[None]:
-    """Processes of Ray for every node, all on this machine; GPUs are numbers."""
+    """A Ray cluster with all nodes on this machine; GPUs are only counted."""
     import ray
     from ray.cluster_utils import Cluster
 
     each = {"num_cpus": machines.cpus, "num_gpus": machines.gpus, "object_store_memory": OBJECT_STORE_BYTES}
-    few = {"prestart_worker_first_driver": False, "enable_worker_prestart": False}  # else a process for every core
+    few = {"prestart_worker_first_driver": False, "enable_worker_prestart": False}  # default: one per core
     head = {**each, "include_dashboard": False, "_system_config": {**few, "worker_niceness": 0}}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
@@ -90,7 +90,7 @@ async def _take_seats(layout: Layout, machines: Machines, started: float) -> Sea
 
 
 async def _nodes_of(options: Sequence[dict[str, Any]]) -> list[str]:
-    """Where Ray puts actors with these options: a process for each of these few."""
+    """Nodes on which Ray places actors with these options; starts one process for each."""
     import ray
 
     from actors.cluster.bundles import StandIn
@@ -101,7 +101,7 @@ async def _nodes_of(options: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def problems(seating: Seating) -> list[str]:
-    """Errors in the placement; empty where it is right."""
+    """Errors in the placement; empty if there are none."""
     layout, found = seating.layout, list[str]()
     engines = [seating.at(bundle) for bundle in layout.replica_bundles]
     ranks = [seating.at(bundle) for bundle in layout.rank_bundles]
@@ -146,7 +146,7 @@ def holders(seating: Seating) -> dict[tuple[int, int], str]:
 
 
 def on_cores(seating: Seating, node: int) -> list[str]:
-    """Sandboxes, on the head driver and balancer too; without GPUs engines and ranks as well."""
+    """The processes on a node's cores: driver, balancer, sandboxes, and engines and ranks without GPUs."""
     found = ["driver"] * (seating.driver == node) + ["balancer"] * (seating.balancer == node)
     found += [f"s{number}" for number, where in enumerate(seating.sandboxes) if where == node]
     for letter, bundles in (("e", seating.layout.replica_bundles), ("r", seating.layout.rank_bundles)):
@@ -156,7 +156,7 @@ def on_cores(seating: Seating, node: int) -> list[str]:
 
 
 def as_text(seating: Seating, wanted: RunConfig) -> str:
-    """The table, the smaller plan where there is one, and the errors."""
+    """The table, a note if the plan was scaled down, and the errors."""
     layout = seating.layout
     lines = [
         f"{seating.machines.nodes} fake nodes of {seating.machines.gpus} GPUs and {seating.machines.cpus} cores, placed"
@@ -166,5 +166,5 @@ def as_text(seating: Seating, wanted: RunConfig) -> str:
     if (len(layout.replica_bundles), len(layout.rank_bundles)) != (wanted.engine.replicas, wanted.learner.ranks):
         lines.append(f"a smaller plan: {wanted.engine.replicas} replicas and {wanted.learner.ranks} ranks do not fit")
     wrong = problems(seating)
-    good = "one replica and one rank to a GPU at most, in order; sandboxes, balancer and driver where they belong"
+    good = "one replica and one rank to a GPU at most, in order; sandboxes, balancer and driver on the expected nodes"
     return "\n".join([*lines, "", table(seating), "", *([f"WRONG: {each}" for each in wrong] or [good])])

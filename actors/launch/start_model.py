@@ -1,4 +1,4 @@
-"""The initial model of a run: a folder that the user names, the previous stage's, or the tiny world's."""
+"""The initial model of a run: a folder that the user names, the previous stage's, or at scale tiny a new one."""
 
 import json
 from collections.abc import Sequence
@@ -40,15 +40,15 @@ def start_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> To
 
 
 def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """The Hugging Face folder whose architecture and tokenizer the run uses; the tiny world's is made where needed."""
+    """The Hugging Face folder whose architecture and tokenizer the run uses; made if needed at scale tiny."""
     folder = start_folder(config, run_path, finished)
     own = not config.model and finished is None
     if own and not (folder / "config.json").exists():
-        _make_whole(folder, config.seed)
+        _make_atomically(folder, config.seed)
     return folder
 
 
-def _make_whole(folder: Path, seed: int) -> None:
+def _make_atomically(folder: Path, seed: int) -> None:
     """Make the model in a temporary folder, then rename it: a killed run must not leave an incomplete model."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as partial:

@@ -31,15 +31,15 @@ def grace_of_run(seconds: float) -> Grace:
     """Time for the current step and its checkpoint."""
     return Grace(
         seconds=seconds,
-        notice=f"the run ends after the step under way, with a checkpoint, in {seconds:g} s at most",
+        notice=f"the run ends after the current step, with a checkpoint, in {seconds:g} s at most",
         ended="stopped in the middle of a step, without a new checkpoint",
     )
 
 
 GRACE_OF_EVALUATION = Grace(
     seconds=0.0,
-    notice="the evaluation ends here; the problems that are finished are kept",
-    ended="stopped, and the problems that were finished are kept",
+    notice="the evaluation ends here; finished problems are kept",
+    ended="stopped; finished problems are kept",
 )
 
 

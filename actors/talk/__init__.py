@@ -1,1 +1,1 @@
-"""A conversation with a policy, behind `rstar chat` and `rstar serve`: an engine or a server, and the tools."""
+"""Conversations with a policy for `rstar chat` and `rstar serve`: a local engine or a server, and the tools."""

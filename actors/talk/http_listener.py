@@ -1,4 +1,4 @@
-"""A recipe that answers over HTTP: the address it listens on, or why it cannot."""
+"""HTTP listener of recipes: checks the address, listens, and waits for Ctrl-C."""
 
 import asyncio
 import errno
@@ -28,18 +28,18 @@ async def body_of(request: web.Request) -> bytes:
 
 
 def given_token() -> str:
-    """The token in RSTAR_RAY_TOKEN, or empty. No option: every user of a machine sees the options of its processes."""
+    """The token in RSTAR_RAY_TOKEN, or empty. It is not an option, because other users can see command lines."""
     return os.environ.get(TOKEN_VARIABLE, "").strip()
 
 
 def refuse_port(port: int) -> None:
-    """Raise `ConfigError` for what is not a port."""
+    """Raise `ConfigError` for an invalid port number."""
     if not 0 <= port < 65536:
         raise ConfigError("--port", f"{port} is not a port", "give 1 to 65535, or 0 for any")
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """Raise `ConfigError` for an address that `listening` could not use, for who has much to start before it."""
+    """Raise `ConfigError` for an address that `listening` could not use; called before a slow start."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         failures = [failed for family, *_, address in found if (failed := _bound(family, address))]
@@ -52,7 +52,7 @@ def refuse_taken(host: str, port: int) -> None:
 
 
 def _bound(family: int, address: Any) -> OSError | None:
-    """What binding to it, for a moment, failed by."""
+    """Bind to the address and close the socket; returns the error, None on success."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,9 +70,9 @@ def _unusable(host: str, port: int, why: OSError) -> ConfigError:
 
 @asynccontextmanager
 async def listening(app: web.Application, host: str, port: int, *, cancels: bool = False) -> AsyncGenerator[str]:
-    """Answer inside the block, which gets the address as http://host:port; port 0 takes any.
+    """Serve `app` while the context is open; yields the address as http://host:port. Port 0 takes any free port.
 
-    With `cancels` an answer ends when its client goes. Raises `ConfigError` for an address that cannot be used.
+    `cancels`: cancel a handler when its client disconnects. Raises `ConfigError` for an address that cannot be used.
     """
     runner = web.AppRunner(app, access_log=None, handler_cancellation=cancels)
     await runner.setup()
@@ -88,8 +88,8 @@ async def listening(app: web.Application, host: str, port: int, *, cancels: bool
 
 
 async def until_interrupted() -> None:
-    """Until the first Ctrl-C or SIGTERM; also where whoever started the process had it ignore Ctrl-C, as shells do with
-    what they start in the background.
+    """Wait for the first Ctrl-C or SIGTERM, even if the process was started with SIGINT ignored, as shells do for
+    background jobs.
     """
     interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Chat completions by the policy itself: the client's tools are shown to it, and its calls go back to the client.
+"""Chat completions by the policy. The prompt describes the client's tools, and the client runs the policy's tool calls.
 
-A continued conversation is sampled from the tokens of its earlier turns, as in training, whatever text the client sends
-back for them. So what is served is what was trained.
+A continued conversation is sampled from the tokens of its earlier turns, as in training, not from the text that the
+client sends back for them.
 """
 
 import secrets
@@ -25,21 +25,19 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.trajectory import Completion, Sampling
 
 MAX_LINE_TOKENS = 2_000_000
-"""Held to recognise conversations by, at most twice; then the older half is forgotten and would be encoded again."""
+"""Most tokens of one `TokenLines`; two are kept, and conversations of the dropped older one are encoded again."""
 MAX_TOKEN_CHARS = 64
-"""No text has more characters a token than this on average."""
+"""Upper bound of a text's average characters per token."""
 Delta = Mapping[str, Any]
 
 
 class PolicyAnswers:
-    """Answers requests by one engine."""
+    """Answers requests with one engine."""
 
     def __init__(
         self, chat: TokenizerChat, engine: Any, *, sampling: Sampling, max_tokens: int, context_tokens: int
     ) -> None:
-        """`engine`: an `actors.generation.engine.Engine`. `sampling` and `max_tokens` hold where a request names
-        none.
-        """
+        """`engine`: an `actors.generation.engine.Engine`. `sampling` and `max_tokens` are defaults of a request."""
         self._chat = chat
         self._engine = engine
         self._sampling = sampling
@@ -48,16 +46,16 @@ class PolicyAnswers:
         self._lines = RecentLines(chat)
 
     async def answer(self, request: ChatRequest) -> AsyncGenerator[Delta | Finished, None]:
-        """The deltas of a message, as they are sampled, then `Finished`. With `logprobs` all deltas come at the end.
+        """Yields the deltas of a message as they are sampled (with `logprobs`: all at the end), then `Finished`.
 
         Raises `BadRequest` for a request that cannot be answered, `ValueError` for messages that the chat template
-        refuses, and `EngineError` when the engine is gone.
+        refuses, and `EngineError` if the engine has ended.
         """
         if (
             sum(len(str(message.get("content"))) for message in request.messages)
             > MAX_TOKEN_CHARS * self._context_tokens
         ):
-            raise _too_long("the messages are longer than the context")  # without the seconds of encoding them
+            raise _too_long("the messages are longer than the context")  # checked before encoding, which takes seconds
         place = self._lines.place(request)
         room = self._context_tokens - len(place.prompt_ids)
         if room <= 0:
@@ -113,13 +111,13 @@ def _too_long(problem: str) -> BadRequest:
 
 
 def deltas(pieces: Sequence[Piece]) -> list[Delta]:
-    """Pieces of a turn as a client receives them."""
+    """Pieces of a turn as deltas of OpenAI's chat completions."""
     names = {PieceKind.SAID: "content", PieceKind.THOUGHT: "reasoning_content"}
     return [{names[kind]: text} for kind, text in pieces]
 
 
 class RecentLines:
-    """The token lines of the latest conversations; the oldest are forgotten."""
+    """The token lines of recent conversations; the oldest are dropped."""
 
     def __init__(self, chat: TokenizerChat) -> None:
         self._chat = chat
@@ -133,7 +131,7 @@ class RecentLines:
 
     @property
     def newest(self) -> TokenLines:
-        """Where completions are stored. Full ones become the older half, and the older half is forgotten."""
+        """The `TokenLines` to add completions to. When it is full, it replaces the older one."""
         if self._newer.num_tokens > MAX_LINE_TOKENS:
             self._older, self._newer = self._newer, TokenLines(self._chat)
         return self._newer

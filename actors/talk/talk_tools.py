@@ -1,6 +1,6 @@
-"""The tools of a talk: programs in a sandbox of this process, a person's own tools in actors of a Ray started for them.
+"""Tools of a conversation: programs run in a sandbox of this process, custom tools in actors of a Ray started for them.
 
-An answer is to tools what a rollout is: a tool with state has one for each answer.
+An answer takes the place of a rollout: a tool with state has one state per answer.
 """
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -32,21 +32,21 @@ class AnswerTools(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TalkTools:
-    """What may be called in a talk, and who answers it."""
+    """The tools of a conversation; `open` returns those of one answer."""
 
     specs: Sequence[ToolSpec]
     open: Callable[[RolloutState], AnswerTools]
 
 
 def specs_of(config: ToolsConfig, folder: str, chat: ChatConfig) -> list[ToolSpec]:
-    """As a run has them. Raises `ConfigError` for what is not a tool."""
+    """The tools as in a training run. Raises `ConfigError` for an entry that is not a tool."""
     specs = tool_specs(config.use, str(Path(folder).absolute()))
     return [python_tool(chat) if spec.runs == "python" else spec for spec in specs]
 
 
 @asynccontextmanager
 async def talk_tools(specs: Sequence[ToolSpec], config: ToolsConfig, folder: str) -> AsyncGenerator[TalkTools, None]:
-    """Up within the context; programs are as isolated as in training."""
+    """Starts the tools, and stops them on exit; programs are isolated as in training."""
     from actors.tool_client import Tools
     from actors.tool_host import planned_hosts
 
@@ -66,7 +66,7 @@ async def talk_tools(specs: Sequence[ToolSpec], config: ToolsConfig, folder: str
 
 @contextmanager
 def _hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str) -> Generator[dict[str, list[Any]], None, None]:
-    """Handles by entry."""
+    """Starts Ray and the tool hosts; yields actor handles by entry."""
     import ray
 
     from actors.launch.ray_connection import connect
@@ -82,18 +82,18 @@ def _hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str) -> Gener
 
 
 class Programs:
-    """Programs of the policy and of tools, in a pool."""
+    """Runs programs of the policy and of tools in a sandbox pool."""
 
     def __init__(self, pool: SandboxPool, limits: Limits) -> None:
         self._pool = pool
         self._limits = limits
 
     async def execute(self, call: ToolCall) -> ToolResult:
-        """The policy's own program."""
+        """Run the policy's program."""
         return await self._run(call.code, call.stdin, self._limits)
 
     async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
-        """A tool's."""
+        """Run a tool's program."""
         return await self._run(program, stdin, tool_limits(self._limits, deadline_s, max_chars))
 
     async def _run(self, code: str, stdin: str, limits: Limits) -> ToolResult:
@@ -102,7 +102,7 @@ class Programs:
 
 
 def begun(name: str, messages: Sequence[Message]) -> RolloutState:
-    """What tools receive of an answer: its name, and the question."""
+    """The state that tools receive: the answer's name and the last question."""
     question = next((str(one["content"]) for one in reversed(messages) if one["role"] == "user"), "")
     request = RolloutRequest(
         rollout_id=name,

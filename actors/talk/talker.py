@@ -1,4 +1,4 @@
-"""What one talks to: a local engine beside a sandbox, or a server of OpenAI's chat completions."""
+"""Answers conversations, with a local engine or with a server of OpenAI's chat completions."""
 
 import json
 import secrets
@@ -37,38 +37,38 @@ from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Sampling, StopReason, ToolCall
 
 SERVER_SILENCE_S = 600.0
-"""Longest a server may send nothing while it answers."""
+"""Longest time between two reads from a server during an answer."""
 MAX_EVENT_BYTES = 2**22
-"""Of one line that a server sends."""
+"""Limit for one line of a server's stream."""
 EVALUATION = EvaluationConfig()
-"""As an evaluation asks, where a talk says nothing else."""
+"""Source of the defaults of a conversation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TalkConfig:
-    """How one talks."""
+    """Settings of a conversation."""
 
     max_tokens: Annotated[int, at_least(1)] = 8_192
-    """of one answer, results of tools included; from a server, of what it sends [tokens]"""
+    """of one answer, tool results included; with a server, tool results excluded [tokens]"""
     max_turns: Annotated[int, at_least(1)] = EVALUATION.max_turns
-    """completions of one answer [turns]"""
+    """maximum completions per answer [turns]"""
     temperature: Annotated[float, at_least(0), at_most(MAX_TEMPERATURE)] = EVALUATION.temperature
     """softmax temperature"""
     top_p: Annotated[float, within("(0, 1]")] = EVALUATION.top_p
     """nucleus mass"""
     own_folder: str = ""
-    """folder of the modules that hold your own tools; empty is the folder of the command"""
+    """folder with the modules of your own tools; empty is the current folder"""
     chat: ChatConfig = field(default_factory=ChatConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
     def __post_init__(self) -> None:
         if own_environments(self.tools):
-            raise ConfigError("--tools.environment", "in a talk the person answers", "leave it out")
+            raise ConfigError("--tools.environment", "a conversation has no environment: the user answers", "remove it")
         check_bounds("", self)
 
 
 class Talker(Protocol):
-    """Answers a conversation, piece by piece."""
+    """Answers a conversation as a stream of pieces."""
 
     def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
@@ -77,7 +77,7 @@ class Talker(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTalker:
-    """By an engine in this process."""
+    """Answers with an engine in this process."""
 
     chat: TokenizerChat
     engine: Any  # actors.generation.engine.Engine
@@ -88,7 +88,7 @@ class OwnTalker:
     def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
     ) -> AsyncIterator[Heard]:
-        """`max_tokens` 0 and no `sampling` are the configuration's."""
+        """`max_tokens` 0 and `sampling` None: use the configuration."""
         chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
         name = secrets.token_hex(8)
         asked = 0
@@ -115,7 +115,7 @@ class OwnTalker:
 
 
 async def _closing(talk: AsyncGenerator[Heard, None], tools: AnswerTools) -> AsyncGenerator[Heard, None]:
-    """A talk whose tools are closed with it, wherever it ends."""
+    """The pieces of `talk`; closes the tools when it ends or is closed."""
     try:
         async with aclosing(talk) as pieces:
             async for heard in pieces:
@@ -125,7 +125,7 @@ async def _closing(talk: AsyncGenerator[Heard, None], tools: AnswerTools) -> Asy
 
 
 def run_config(folder: Path) -> RunConfig:
-    """What this machine and the model allow; everything else as in training."""
+    """Training's settings, limited to this machine's and the model's resources."""
     scale, _ = detect_scale(local_resources())
     config = at_scale(RunConfig(stage="chat"), "gpu" if scale != "tiny" else "tiny", {})
     context = config.engine.max_context_tokens
@@ -141,7 +141,7 @@ def run_config(folder: Path) -> RunConfig:
 
 
 def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> TokenizerChat:
-    """The chat of a folder; policies of the tiny world know their tool from SFT, others read about theirs."""
+    """The chat of a model folder. Policies of scale tiny know their tool; other models get instructions for tools."""
     taught = load_chat(folder, config, instruct=False, tools=tools)
     if taught.tokenizer.chat_template == CHAT_TEMPLATE:
         return taught
@@ -150,7 +150,7 @@ def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> Toke
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """An engine that is up, and the chat of its model."""
+    """A running engine, and the chat of its model."""
 
     chat: TokenizerChat
     engine: Any  # actors.generation.engine.Engine
@@ -159,7 +159,7 @@ class ServedModel:
 
 @asynccontextmanager
 async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker, None]:
-    """An engine that serves `model`, a folder or a hub's id, and the tools; both end with the context."""
+    """A talker with an engine for `model`, a folder or a Hugging Face id, and the tools; both end with the context."""
     specs = specs_of(config.tools, config.own_folder, config.chat)
     async with own_engine(model, config, specs) as served, talk_tools(specs, config.tools, config.own_folder) as tools:
         yield OwnTalker(
@@ -173,15 +173,14 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
 
 @asynccontextmanager
 async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) -> AsyncGenerator[ServedModel, None]:
-    """An engine that serves `model`, a folder or a hub's id; it ends with the context."""
+    """An engine that serves `model`, a folder or a Hugging Face id; it ends with the context."""
     folder = local_folder(model)
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
     chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
-    for line in different_settings(
-        folder, config, but=("tools.environment", "tools.environments")
-    ):  # in a talk the person is there for it
-        print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is not part of them
+    # A conversation has no environment: the user takes its place.
+    for line in different_settings(folder, config, but=("tools.environment", "tools.environments")):
+        print(line, file=sys.stderr, flush=True)  # stdout is for the policy's text
     from actors.generation.engine import Engine
     from actors.generation.served_adapter import adapter_to_serve
 
@@ -194,14 +193,13 @@ async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) 
         await engine.close()
 
 
-# ---------------------------------------------------------------- somebody else's server
+# ---------------------------------------------------------------- an external server
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTalker:
-    """By a server of OpenAI's chat completions (`vllm serve ... --enable-auto-tool-choice --tool-call-parser ...`).
-
-    It receives the prompts of training; template, parser and stop tokens are the server's own.
+    """Answers with a server of OpenAI's chat completions (`vllm serve ... --enable-auto-tool-choice
+    --tool-call-parser ...`). Instructions are those of training; template, parser and stop tokens are the server's.
     """
 
     session: aiohttp.ClientSession
@@ -213,7 +211,7 @@ class ServerTalker:
     async def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
     ) -> AsyncIterator[Heard]:
-        """Calls that it asks for run here."""
+        """Tool calls of the server's model run in this process."""
         tools = self.tools.open(begun(f"talk-{secrets.token_hex(8)}", messages))
         try:
             async for heard in self._answer(messages, tools, max_tokens=max_tokens, sampling=sampling):
@@ -271,7 +269,7 @@ class ServerTalker:
             if response.status != 200:
                 said = _line(await response.text(errors="replace"))
                 ours = response.status == 400 and not self.config.chat.system and messages[0]["role"] == "system"
-                hint = "; --chat.system none sends it no instructions" if ours else ""  # some templates take none
+                hint = "; --chat.system none sends it no instructions" if ours else ""  # some templates reject them
                 raise RStarError(f"{self.url} answered {response.status}: {said}{hint}")
             async for line in response.content:
                 data = line.decode("utf-8", "replace").removeprefix("data:").strip()
@@ -281,7 +279,7 @@ class ServerTalker:
                 try:
                     shown = turn.take(event)
                 except (TypeError, ValueError, AttributeError) as other:
-                    raise RStarError(f"{self.url} sent what is not part of an answer: {_line(data)}") from other
+                    raise RStarError(f"{self.url} sent a malformed event: {_line(data)}") from other
                 for kind, text in shown:
                     yield Heard(kind=kind, text=text)
             if not turn.num_events:
@@ -298,18 +296,18 @@ def _event(data: str, url: str) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise RStarError(f"{url} sent what is not JSON: {data[:100]!r}") from error
+        raise RStarError(f"{url} sent invalid JSON: {data[:100]!r}") from error
     except RecursionError:
-        raise RStarError(f"{url} sent what is nested too deeply: {data[:100]!r}") from None
+        raise RStarError(f"{url} sent JSON that is nested too deeply: {data[:100]!r}") from None
     if not isinstance(event, dict) or cast(dict[str, Any], event).get("error"):
         raise RStarError(f"{url} failed: {_line(data)}")
     return cast(dict[str, Any], event)
 
 
 class _Turn:
-    """A server's turn, put together from what it sends piece by piece.
+    """One turn, assembled from a server's events.
 
-    Servers that do not know how a model thinks send its thoughts among what it says.
+    A server without a reasoning parser sends thoughts as part of the content.
     """
 
     def __init__(self) -> None:
@@ -321,7 +319,7 @@ class _Turn:
         self.num_events = 0
 
     def take(self, event: Mapping[str, Any]) -> list[tuple[Any, str]]:
-        """What can be shown of an event."""
+        """Add an event; returns (kind, text) pairs that can be shown now."""
         shown: list[tuple[Any, str]] = []
         self.num_events += 1
         for choice in event.get("choices") or []:
@@ -343,7 +341,7 @@ class _Turn:
         return shown
 
     def rest(self) -> list[tuple[Any, str]]:
-        """What was kept back, for it might have begun or ended a thought."""
+        """Text held back because it could have been part of a thought's delimiter."""
         return [(kind.value, words) for kind, words in self._view.end()]
 
     def message(self) -> Message:
@@ -355,14 +353,14 @@ class _Turn:
 
 
 def _call(call: Mapping[str, Any], tools: Sequence[ToolSpec]) -> ToolCall:
-    """As a call of our own syntax is read: what is wrong with it is said in the same words."""
+    """Parse the call with our own syntax, so that errors in it have the same messages."""
     arguments = call["arguments"] or "{}"
     written = f'<tool_call>{{"name": {json.dumps(call["name"])}, "arguments": {arguments}}}</tool_call>'
     return parse_tool_calls(written, tools={tool.name: tool for tool in tools})[0]
 
 
 def _first_model(listed: Any) -> str:
-    """Empty where the list names none."""
+    """The id of the first listed model; empty if there is none."""
     models: Any = cast(dict[str, Any], listed).get("data") if isinstance(listed, dict) else None
     first: Any = cast(list[Any], models)[0] if isinstance(models, list) and models else None
     return str(cast(dict[str, Any], first).get("id") or "") if isinstance(first, dict) else ""
@@ -370,12 +368,12 @@ def _first_model(listed: Any) -> str:
 
 @asynccontextmanager
 async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenerator[ServerTalker, None]:
-    """The first model that the server names; raises `ConfigError` where it does not answer as such a server does."""
+    """A talker with the server's first model. Raises `ConfigError` if it does not answer as an OpenAI-like server."""
     url = url.rstrip("/")
     url = url if url.endswith("/v1") else f"{url}/v1"
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SERVER_SILENCE_S)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    fresh = aiohttp.TCPConnector(force_close=True)  # a server closes a connection that a person has left alone
+    fresh = aiohttp.TCPConnector(force_close=True)  # servers close connections that are idle while the user types
     async with aiohttp.ClientSession(
         timeout=timeout, headers=headers, read_bufsize=MAX_EVENT_BYTES, connector=fresh
     ) as session:
@@ -384,11 +382,11 @@ async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenera
                 listed = await response.json() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as failed:
             raise ConfigError(
-                "--server", f"{url} does not answer ({failed})", "start it, or mind the address"
+                "--server", f"{url} does not answer ({failed})", "start it, or check the address"
             ) from failed
         name = _first_model(listed)
         if not name:
-            raise ConfigError("--server", f"{url}/models names no model", "give the address of an OpenAI-like server")
+            raise ConfigError("--server", f"{url}/models lists no model", "give the address of an OpenAI-like server")
         specs = specs_of(config.tools, config.own_folder, config.chat)
         async with talk_tools(specs, config.tools, config.own_folder) as tools:
             yield ServerTalker(session=session, url=url, model=name, tools=tools, config=config)

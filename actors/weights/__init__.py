@@ -1,1 +1,1 @@
-"""Weights on their way from the learner to the engines."""
+"""Transfer of weights from the learner to the engines."""

@@ -1,4 +1,4 @@
-"""LoRA adapters on their way to engines: names, shapes, and the PEFT folder that vLLM and PEFT load them from."""
+"""LoRA adapters for engines: names, shapes, and the PEFT folder that vLLM and PEFT load them from."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""PEFT puts it before the name of every layer, and no parameter of a model begins with it."""
+"""PEFT's prefix of layer names; no parameter of a model starts with it."""
 
 
 def adapter_name(layer: str, matrix: str) -> str:
-    """PEFT's name of one matrix, "A" or "B", of a layer."""
+    """PEFT's name of a layer's matrix "A" or "B"."""
     return f"{PREFIX}{layer}.lora_{matrix}.weight"
 
 
@@ -28,7 +28,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_shapes(model: Path, rank: int) -> Shapes:
-    """The matrices of an adapter for every linear layer of the folder's model but the output head."""
+    """Shapes of the adapter matrices for every linear layer of the model except the output head."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (num_outputs, num_inputs) in linear_layers(model).items():
         shapes[adapter_name(layer, "A")] = (rank, num_inputs)
@@ -53,11 +53,11 @@ class AdapterSettings:
     base: str  # the model's folder
     rank: int
     alpha: int
-    folder: str = ""  # a PEFT folder that it starts with; without one it changes nothing until a version comes
+    folder: str = ""  # initial PEFT adapter; empty: a zero adapter until the first published version
 
 
 def saved_adapter(model: Path) -> AdapterSettings | None:
-    """The adapter that an exported model was merged with; None for other models, and where its base model is gone."""
+    """The adapter that an exported model was merged with; None for other models, or if its base model is missing."""
     folder = adapter_beside(model)
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
@@ -72,10 +72,9 @@ def saved_adapter(model: Path) -> AdapterSettings | None:
 def write_adapter(
     folder: Path, tensors: "Mapping[str, Tensor]", *, base: str, rank: int, alpha: int, targets: Sequence[str]
 ) -> list[Path]:
-    """Write a PEFT adapter folder; `base` is the model that the adapter belongs to, `targets` the ends of its layers'
-    names. Returns the files.
+    """Write a PEFT adapter folder and return its files. The tensors must not share memory.
 
-    The tensors must not share memory.
+    `base`: folder of the base model. `targets`: last parts of the adapted layers' names.
     """
     from safetensors.torch import save_file
 
@@ -94,5 +93,5 @@ def write_adapter(
     paths = [folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS]
     paths[0].write_text(json.dumps(config, indent=1))
     save_file(dict(tensors), paths[1], metadata={"format": "pt"})
-    paths[1].chmod(0o644)  # safetensors leaves it readable by its owner alone
+    paths[1].chmod(0o644)  # safetensors makes it readable by its owner only
     return paths

@@ -1,7 +1,7 @@
-"""Weights from one learner rank to the ranks of many engines at once: a broadcast, by NCCL or RCCL, or gloo on a CPU.
+"""Broadcasts weights from one learner rank to the ranks of all engines, by NCCL or RCCL, or gloo on a CPU.
 
-The group is separate from the default groups of learner and vLLM. Nothing here is vLLM's: `Collective` runs in a
-learner's rank, where `CollectiveTransfer` sends by it, and in an engine's workers.
+The group is separate from the default groups of learner and vLLM. `Collective` runs in a learner's rank, where
+`CollectiveTransfer` sends with it, and in an engine's workers. It does not depend on vLLM.
 """
 
 import time
@@ -21,22 +21,22 @@ from actors.weights.tensors import ServedWeights, add_checksum
 from actors.weights.transfer import EngineLine, EngineSeat, LoadedWeights, Publication, answer, raise_failed
 from rstar_ray.errors import DeadlineExceeded, RStarError, TransferError
 
-BY_BROADCAST = "nccl"  # how the weights of a parcel come
+BY_BROADCAST = "nccl"  # a parcel's way of transfer
 
-SENDER = 0  # its place in the group
+SENDER = 0  # rank of the sender in the group
 POLL_S = 0.0005
 SPARE = 4
-"""Torch's own deadlines are so many times ours: NCCL's ends the process without a word."""
+"""Torch's deadlines are this multiple of ours, because NCCL ends the process without a message at its deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the members of a group find each other. Plain values: it crosses processes as a dictionary."""
+    """Address and size of a group. It holds plain values, because it is sent between processes as a dictionary."""
 
     host: str
     port: int
-    place: int  # of the first rank of the engine that receives this
-    size: int  # of the group: the sender, and every rank of every engine
+    place: int  # group rank of the first rank of the engine that receives this
+    size: int  # members: the sender, and every rank of every engine
     deadline_s: float
 
     def payload(self) -> dict[str, Any]:
@@ -45,42 +45,42 @@ class Meeting:
 
 
 def open_store(host: str, size: int, deadline_s: float) -> TCPStore:
-    """At the sender: a port that listens from now on."""
+    """Open the sender's store, on any free port; does not wait for the other members."""
     return TCPStore(host, 0, size, is_master=True, timeout=timedelta(seconds=deadline_s), wait_for_workers=False)
 
 
 class Collective:
-    """One member's end of the group."""
+    """One member of the group."""
 
     def __init__(self, store: Any, place: int, size: int, device: torch.device, deadline_s: float) -> None:
-        """Returns once all are there. Raises `TransferError` or `DeadlineExceeded` where they are not."""
+        """Returns when all members have joined. Raises `TransferError` or `DeadlineExceeded` if they do not."""
         self._deadline_s = deadline_s
         self._device = device
-        self._store = store  # a sender's listens as long as this lives
+        self._store = store  # the sender's store listens as long as this reference exists
         try:
             self._group = _group(PrefixStore("weights", store), place, size, device, deadline_s)
         except RuntimeError as failed:
-            raise TransferError(f"{size} processes did not meet for new weights: {_line(failed)}") from failed
-        try:  # both connect with the first collective at the latest: what is wrong is then not a bucket's doing
-            self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), "that all are there")
+            raise TransferError(f"{size} processes did not form a group for new weights: {_line(failed)}") from failed
+        try:  # members connect at the first collective; an error here is not attributed to a bucket
+            self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), "the connection test")
         except BaseException:
-            self.leave()  # what nobody waits for any more, NCCL would end the process for
+            self.leave()  # NCCL would end the process for a collective that is never finished
             raise
 
     @classmethod
     def join(cls, meeting: Meeting, rank: int, device: torch.device) -> "Collective":
-        """As an engine's rank, by its number in the engine."""
+        """Join as a rank of an engine; `rank`: its number in the engine."""
         deadline = timedelta(seconds=meeting.deadline_s)
         try:
             store = TCPStore(meeting.host, meeting.port, meeting.size, is_master=False, timeout=deadline)
         except RuntimeError as failed:
-            raise TransferError(f"nobody listens for engines at {meeting.host}: {_line(failed)}") from failed
+            raise TransferError(f"no learner listens for engines at {meeting.host}: {_line(failed)}") from failed
         return cls(store, meeting.place + rank, meeting.size, device, meeting.deadline_s)
 
     def broadcast(self, data: Tensor, reason: str, check: Callable[[], None] = lambda: None) -> None:
-        """The sender's bytes into everybody's `data`. Raises `DeadlineExceeded`, `TransferError`, or what `check` does.
+        """Copy the sender's bytes into every member's `data`; `check` is called repeatedly while waiting.
 
-        `check` is called again and again while others are waited for. After a failure the group is of no use.
+        Raises `DeadlineExceeded`, `TransferError`, or an error of `check`. After a failure the group cannot be used.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SENDER, 0
@@ -94,20 +94,20 @@ class Collective:
                 time.sleep(POLL_S)
             work.wait()
         except RuntimeError as failed:
-            raise TransferError(f"a broadcast of {reason} broke off: {_line(failed)}") from failed
+            raise TransferError(f"a broadcast of {reason} failed: {_line(failed)}") from failed
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).synchronize()
 
     def leave(self) -> None:
-        """Let the others fail at once where they wait for this one."""
+        """Abort the group, so that members that wait for this one fail at once."""
         self._group.abort()
 
 
 class CollectiveTransfer:
-    """The learner's first rank sends to one group of all engines, which is formed again when the engines change."""
+    """Sends from the learner's first rank to a group of all engines, which is formed again when the engines change."""
 
     def __init__(self, host: str, device: torch.device, deadline_s: float) -> None:
-        """`host`: where engines find this rank. `deadline_s`: for any one answer, and for any one bucket."""
+        """`host`: address of this rank for engines. `deadline_s`: limit for each answer and each bucket."""
         self._host = host
         self._device = device
         self._deadline_s = deadline_s
@@ -115,7 +115,7 @@ class CollectiveTransfer:
         self._members: tuple[EngineSeat, ...] = ()
 
     def send(self, weights: ServedWeights, version: int, engines: Sequence[EngineLine]) -> Publication:
-        """All engines or none: a broadcast that has lost a member is over for the others."""
+        """Send to all engines or none: a broadcast that loses a member fails for the others too."""
         plan = weights.plan
         room = torch.empty(max(map(size_of, plan)), dtype=torch.uint8, device=self._device)
         buckets = weights.on_device(room)
@@ -133,7 +133,7 @@ class CollectiveTransfer:
             )
         except RStarError as failed:
             self.leave()
-            for _ in buckets:  # the other ranks gather to the end
+            for _ in buckets:  # the gathers are collectives: the other ranks run them to the end
                 pass
             return Publication(
                 policy_version=version, way="nccl", failed={line.seat.name: str(failed) for line in engines}
@@ -143,7 +143,7 @@ class CollectiveTransfer:
         )
 
     def leave(self) -> None:
-        """Leave the group."""
+        """Leave the group, if there is one."""
         group, self._group, self._members = self._group, None, ()
         if group is not None:
             group.leave()
@@ -166,7 +166,7 @@ class CollectiveTransfer:
         self._members = seats
 
     def _begin(self, engines: Sequence[EngineLine], version: int, plan: BucketPlan) -> None:
-        """All of them. Raises `RStarError` where one does not; the others then end at once, and do not stand still."""
+        """Begin on every engine. Raises `RStarError` if one fails, after ending the update on all engines."""
         try:
             self._all({line.seat.name: line.begin(version, plan) for line in engines}, "beginning an update")
         except RStarError:
@@ -186,7 +186,7 @@ def _group(store: Any, place: int, size: int, device: torch.device, deadline_s: 
     spare = timedelta(seconds=SPARE * deadline_s)
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, place, size, spare)
-    options = dist.ProcessGroupNCCL.Options()  # ROCm's RCCL has NCCL's name in torch
+    options = dist.ProcessGroupNCCL.Options()  # torch calls ROCm's RCCL NCCL too
     options._timeout = spare
     return dist.ProcessGroupNCCL(store, place, size, options)
 

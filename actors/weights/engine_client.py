@@ -1,4 +1,4 @@
-"""An engine as a learner's rank calls it: the generation actor, by its name."""
+"""Calls from a learner's rank to an engine: a generation actor, found by its name."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class EngineClient:
-    """The `EngineLine` of a generation actor of this run; its answers raise what Ray raises."""
+    """The `EngineLine` of a generation actor of this run; its futures raise Ray's errors."""
 
     def __init__(self, seat: EngineSeat) -> None:
         self.seat = seat
@@ -35,7 +35,7 @@ class EngineClient:
     def _ask(self, ask: "Callable[[GenerationActor], Awaitable[T]]") -> "Future[T]":
         try:
             engine = Remote["GenerationActor"].named(self.seat.name, caller="learner")
-        except ValueError as gone:  # no actor has this name any more
+        except ValueError as gone:  # no actor has this name any longer
             answer: Future[T] = Future()
             answer.set_exception(gone)
             return answer

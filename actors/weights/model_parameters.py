@@ -1,7 +1,7 @@
-"""What a Hugging Face folder holds, and whether its architecture's parameters are what it saves and engines are given.
+"""Reads a Hugging Face folder, and checks its parameters against its safetensors and against published weights.
 
-Learner and engines both name parameters as transformers does. A folder may save more than its model has: a head beside
-the embeddings that it is tied to, or buffers of older releases.
+Learner and engines both use transformers' parameter names. A folder may save more than its model has: an output head
+tied to the embeddings, or buffers of older releases.
 """
 
 import json
@@ -18,12 +18,12 @@ from rstar_ray.experts import experts_in
 Shapes = Mapping[str, tuple[int, ...]]
 INDEX = "model.safetensors.index.json"
 NAMED = 4
-"""Parameters named in a message; a model has hundreds."""
+"""Most parameters that a message names; a model has hundreds."""
 
 
 @lru_cache(maxsize=4)
 def _empty_model(folder: Path) -> Any:
-    """The causal LM that config.json describes, without memory for its parameters; nothing is loaded."""
+    """The causal LM that config.json describes, on the meta device; no weights are loaded."""
     import torch
     import transformers
 
@@ -32,12 +32,12 @@ def _empty_model(folder: Path) -> Any:
 
 
 def parameter_shapes(folder: Path) -> Shapes:
-    """Every parameter of the folder's model, tied ones once."""
+    """Shape of every parameter of the folder's model; tied parameters count once."""
     return {name: tuple(parameter.shape) for name, parameter in _empty_model(folder).named_parameters()}
 
 
 def linear_layers(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """Outputs and inputs of every linear layer of the folder's model but its output head."""
+    """(outputs, inputs) of every linear layer of the folder's model except its output head."""
     from torch import nn
 
     model = _empty_model(folder)
@@ -50,7 +50,7 @@ def linear_layers(folder: Path) -> Mapping[str, tuple[int, int]]:
 
 
 class SavedWeights:
-    """The safetensors of a folder, read one tensor at a time; empty where it has none."""
+    """The safetensors of a folder, read one tensor at a time; empty if it has none."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Path] = {name: path for path in _files(folder) for name in _names(path)}
@@ -65,7 +65,7 @@ class SavedWeights:
         return found
 
     def tensor(self, name: str) -> Any:
-        """As torch has it, in the type it was saved in."""
+        """A torch tensor, in the dtype it was saved in."""
         from safetensors import safe_open
 
         with safe_open(self._files[name], "pt") as saved:
@@ -73,14 +73,14 @@ class SavedWeights:
 
 
 CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Of config.json: what is done to logits after the output layer, in Gemma 2, Cohere, Granite, Falcon-H1."""
+"""Fields of config.json that change logits after the output layer: Gemma 2, Cohere, Granite, Falcon-H1."""
 PACKED = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers that keep rows apart that lie end to end."""
+"""Layer types that keep packed rows separate."""
 
 
 def refuse_misfit(folder: Path) -> None:
-    """Raise `ConfigError` where the folder's safetensors do not hold the parameters of the model it describes, or
-    where a learner cannot train that model."""
+    """Raise `ConfigError` if a learner cannot train the folder's model, or if the folder's safetensors do not hold the
+    parameters that its config.json describes."""
     refuse_untrainable(folder)
     saved = _whole(folder, "the safetensors", lambda: SavedWeights(folder).shapes())
     if not saved:
@@ -90,7 +90,7 @@ def refuse_misfit(folder: Path) -> None:
         raise ConfigError(
             "--model",
             f"config.json of {folder} describes parameters that its safetensors do not hold: {_some(missing)}",
-            "name a whole folder of a dense causal LM, its parameters saved under transformers' own names",
+            "give a complete folder of a dense causal LM with transformers' parameter names",
         )
     if reshaped := [name for name in parameters if parameters[name] != saved[name]]:
         name = reshaped[0]
@@ -98,25 +98,25 @@ def refuse_misfit(folder: Path) -> None:
             "--model",
             f"{name} is {list(saved[name])} in the safetensors of {folder} and {list(parameters[name])} by its "
             "config.json",
-            "make config.json agree with the weights (a padded vocabulary is vocab_size's business)",
+            "make config.json agree with the weights (set vocab_size to the padded vocabulary)",
         )
     _refuse_another_head(folder, parameters.keys(), saved.keys())
 
 
 def refuse_unpacked(folder: Path, attention: str) -> None:
-    """Raise `ConfigError` for layers through which a row's state would flow into the next, where rows are packed."""
+    """Raise `ConfigError` if rows are packed and a layer type would pass one row's state on to the next row."""
     kinds = cast(list[str], _config(folder).get("layer_types") or [])
     if attention == "rows" and (others := sorted(set(kinds) - PACKED)):
         raise ConfigError(
             "--learner.attention",
-            f"{attention} packs rows end to end, and {folder} has layers ({', '.join(others)}) that would not keep "
-            "them apart",
+            f"{attention} packs rows end to end, and {folder} has layers ({', '.join(others)}) that do not keep them "
+            "separate",
             "give sdpa",
         )
 
 
 def refuse_untrainable(folder: Path) -> None:
-    """Raise `ConfigError` where config.json alone shows that the model cannot be trained: no weights are needed."""
+    """Raise `ConfigError` if config.json shows that the model cannot be trained; does not read weights."""
     config = _config(folder)
     if experts := experts_in(config):
         raise ConfigError(
@@ -126,7 +126,7 @@ def refuse_untrainable(folder: Path) -> None:
             "use a dense model",
         )
     if config.get("quantization_config"):
-        raise ConfigError("--model", f"the weights of {folder} are quantised", "name the model they were made of")
+        raise ConfigError("--model", f"the weights of {folder} are quantised", "use the model before quantisation")
     for name in CHANGES_LOGITS:
         if config.get(name) not in (None, 0, 1):
             raise ConfigError(
@@ -137,13 +137,13 @@ def refuse_untrainable(folder: Path) -> None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.json, of a model of several parts that of its language; empty where it cannot be read."""
+    """config.json, with the text_config of a multimodal model merged in; empty if it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         part = config.get("text_config")
         return config | part if isinstance(part, dict) else config
     except (OSError, ValueError, AttributeError):
-        return {}  # whoever loads it says why
+        return {}  # loading the model reports the error
 
 
 def _whole(folder: Path, part: str, read: Callable[[], Shapes]) -> Shapes:
@@ -151,15 +151,15 @@ def _whole(folder: Path, part: str, read: Callable[[], Shapes]) -> Shapes:
         return read()
     except ConfigError:
         raise
-    except Exception as broken:  # safetensors and transformers raise many kinds for what is not whole, or not known
+    except Exception as broken:  # safetensors and transformers raise many types for incomplete or unknown models
         reason = " ".join(str(broken).split())[:160] or type(broken).__name__
-        raise ConfigError("--model", f"{part} of {folder} cannot be read ({reason})", "copy it whole") from broken
+        raise ConfigError("--model", f"{part} of {folder} cannot be read ({reason})", "copy it again") from broken
 
 
 def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Collection[str]) -> None:
-    """A head saved beside the embeddings that config.json ties it to must be the same numbers.
+    """Raise `ConfigError` if config.json ties the output head to the embeddings but the saved head differs.
 
-    Loaders untie the two where they differ: learner and engine would then have a parameter that config.json denies.
+    Loaders would untie the two, so learner and engine would have a parameter that config.json does not describe.
     """
     head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
     if head in parameters or head not in saved or embeddings not in saved:
@@ -176,9 +176,9 @@ def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Colle
 def refuse_other_parameters(
     model: Path, entries: Iterable[WeightEntry], adapter: Shapes = MappingProxyType({})
 ) -> None:
-    """Raise `EngineError` unless these are the parameters of the folder's model, in the same shapes.
+    """Raise `EngineError` unless `entries` are the parameters of the folder's model, in the same shapes.
 
-    With an adapter its matrices must be there, and the model's parameters may be absent.
+    With an adapter, its matrices are required and the model's parameters may all be absent.
     """
     given = {entry.name: entry.shape for entry in entries}
     if adapter and given == adapter:
@@ -195,12 +195,12 @@ def refuse_other_parameters(
 
 
 def _files(folder: Path) -> list[Path]:
-    """As the index says where there is one: beside its shards a folder may hold the same weights in another form."""
+    """Weight files, by the index if there is one: a folder may also hold the same weights in another form."""
     index = folder / INDEX
     if index.is_file():
         shards = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
         if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise ConfigError("--model", f"{folder} lacks {_some(missing)}, which its {INDEX} names", "fetch it whole")
+            raise ConfigError("--model", f"{folder} lacks {_some(missing)}, which its {INDEX} names", "copy it again")
         return shards
     whole = folder / "model.safetensors"
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Random weights for a model of which there is only a config.json, where sizes are the point and not words."""
+"""Random weights for a model that has only a config.json, for tests of sizes and speed."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,9 @@ SHARD_BYTES = 2 * 2**30
 
 
 def write_random_weights(folder: Path, dtype: torch.dtype, *, seed: int = 0, shard_bytes: int = SHARD_BYTES) -> int:
-    """Every parameter that the folder's config.json describes, in safetensors of about `shard_bytes`; their number.
+    """Write the parameters that the folder's config.json describes, in safetensors of about `shard_bytes`.
 
-    One file's weights are in memory at a time.
+    Returns the number of parameters. Only one file's weights are in memory at a time.
     """
     from safetensors.torch import save_file
 

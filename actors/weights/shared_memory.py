@@ -1,8 +1,8 @@
-"""Weights on their way into an engine's worker processes: laid out in shared memory, so that the swap is one copy.
+"""Weights in shared memory for an engine's worker processes, so that a swap of weights is one copy.
 
-The engine's process lays them out while the engine continues decoding; only then is it paused, and its workers (other
-processes of the same host) copy from the mapping. Nothing large ever crosses a socket. Engines of one node that take
-one version together share one file, so that eight of them do not hold the weights eight times.
+The engine's process writes them while the engine continues decoding. The engine is then paused, and its workers, which
+are processes of the same host, copy from the mapping, so no weights pass through a socket. Engines of one node that
+take the same version share one file, so that the node holds it once.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from rstar_ray.errors import DeadlineExceeded
 
 log = logging.getLogger(__name__)
 
-BY_FILE = "file"  # how the weights of a parcel come
+BY_FILE = "file"  # a parcel's way of transfer
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = Path(tempfile.gettempdir())
-"""The node's, by which its engines meet: found before one of them takes a separate folder."""
+"""Shared by the node's engines; read at import, before an engine sets a separate temporary folder."""
 PREFIX = "rstar-weights-"
-WHOLE = b"\x01"  # after the last bucket of a file that is laid out
+COMPLETE = b"\x01"  # follows the last bucket of a complete file
 LAID_OUT_DEADLINE_S = 100.0
 POLL_S = 0.005
 
@@ -39,11 +39,11 @@ class SharedWeights:
     """A file in shared memory with all buckets of one version."""
 
     path: str
-    laid_out: bool  # by this process, and not by another of its node
+    laid_out: bool  # True: by this process; False: by another process of the node
 
 
 def open_buckets(path: str, plan: Sequence[tuple[WeightEntry, ...]]) -> list[WeightBucket]:
-    """The buckets as copy-on-write views of the mapping: no byte is copied, none can be changed for others."""
+    """The buckets as copy-on-write views of the mapping: without copying, and changes stay private."""
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     sizes = [size_of(entries) for entries in plan]
     places = zip(plan, _offsets(sizes)[0], sizes, strict=True)
@@ -58,10 +58,10 @@ def shared_buckets(
     folder: Path | None = None,
     deadline_s: float = LAID_OUT_DEADLINE_S,
 ) -> Generator[SharedWeights]:
-    """The buckets in one file in shared memory, which all of this node that are here under one `name` meanwhile share.
+    """The buckets in one file in shared memory, shared by all processes of this node that use the same `name`.
 
-    The first lays it out, those who come meanwhile wait for that, and the last to leave removes it. Whoever dies leaves
-    by that: what nobody holds any more the next one removes. Raises `DeadlineExceeded` where laying out takes too long.
+    The first process writes it, later ones wait for it, and the last to leave removes it. The next call removes files
+    whose processes have died. Raises `DeadlineExceeded` if writing takes too long.
     """
     offsets, total = _offsets([bucket.num_bytes for bucket in buckets])
     file = f"{PREFIX}{os.geteuid()}-{name}"
@@ -75,9 +75,9 @@ def shared_buckets(
 
 
 def _held(path: Path, lay_out: Callable[[int], None], total: int, deadline_s: float) -> tuple[int, bool]:
-    """A descriptor of the whole file that holds it there by a shared lock, and whether it was laid out by this call.
+    """A descriptor with a shared lock on the complete file, and whether this call wrote it.
 
-    A lock for oneself is that of whoever lays out. The kernel releases the locks of processes that ended.
+    The writer holds an exclusive lock. The kernel releases locks of processes that die.
     """
     until, laid_out = time.monotonic() + deadline_s, False
     while True:
@@ -86,10 +86,10 @@ def _held(path: Path, lay_out: Callable[[int], None], total: int, deadline_s: fl
             unless_held.callback(os.close, descriptor)
             if _owner(descriptor) != os.geteuid():
                 raise PermissionError(f"{path} belongs to another user, who may have put it there; remove it")
-            if _locked(descriptor, fcntl.LOCK_EX) and _is_there(descriptor) and not _is_whole(descriptor, total):
+            if _locked(descriptor, fcntl.LOCK_EX) and _is_there(descriptor) and not _is_complete(descriptor, total):
                 lay_out(descriptor)
                 laid_out = True
-            if _locked(descriptor, fcntl.LOCK_SH) and _is_there(descriptor) and _is_whole(descriptor, total):
+            if _locked(descriptor, fcntl.LOCK_SH) and _is_there(descriptor) and _is_complete(descriptor, total):
                 unless_held.pop_all()
                 return descriptor, laid_out
         if time.monotonic() > until:
@@ -98,14 +98,14 @@ def _held(path: Path, lay_out: Callable[[int], None], total: int, deadline_s: fl
 
 
 def _leave(descriptor: int, path: Path) -> None:
-    """Of two who leave at one time, one is the last: the kernel gives the lock for oneself to no more than one."""
+    """Close the file, and remove it if no other process holds it; only one process can get the exclusive lock."""
     if _locked(descriptor, fcntl.LOCK_EX) and _is_there(descriptor):
         path.unlink(missing_ok=True)
     os.close(descriptor)
 
 
 def _remove_left(path: Path) -> None:
-    """Files that nobody holds: their holders were killed."""
+    """Remove files of other versions whose processes were killed."""
     for other in path.parent.glob(f"{PREFIX}{os.geteuid()}-*"):
         if other != path:
             with contextlib.suppress(OSError):
@@ -119,13 +119,13 @@ def _layer(buckets: Sequence[WeightBucket], offsets: Sequence[int], total: int) 
         os.ftruncate(descriptor, total)
         for bucket, offset in zip(buckets, offsets, strict=True):
             _write(descriptor, bucket.data.data, offset)
-        _write(descriptor, memoryview(WHOLE), total)
+        _write(descriptor, memoryview(COMPLETE), total)
 
     return lay_out
 
 
 def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    """All of it: the kernel takes 2 GiB at once."""
+    """Write all bytes; one call of pwrite writes at most 2 GiB."""
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
@@ -135,13 +135,13 @@ def _owner(descriptor: int) -> int:
     return os.fstat(descriptor).st_uid
 
 
-def _is_whole(descriptor: int, total: int) -> bool:
-    """Its last byte is written last."""
-    return os.pread(descriptor, len(WHOLE) + 1, total) == WHOLE
+def _is_complete(descriptor: int, total: int) -> bool:
+    """Whether all buckets were written; the marker byte is written last."""
+    return os.pread(descriptor, len(COMPLETE) + 1, total) == COMPLETE
 
 
 def _is_there(descriptor: int) -> bool:
-    """Not removed meanwhile."""
+    """Whether the file has not been removed."""
     return os.fstat(descriptor).st_nlink > 0
 
 
@@ -154,7 +154,7 @@ def _locked(descriptor: int, kind: int) -> bool:
 
 
 def _offsets(sizes: Sequence[int], page: int = 4096) -> tuple[list[int], int]:
-    """Where each bucket starts, and the end: on a page, so that every dtype may be viewed in place."""
+    """Start of each bucket, and the end; aligned to pages, so that any dtype can be viewed in place."""
     offsets, end = list[int](), 0
     for num_bytes in sizes:
         offsets.append(end)
@@ -163,7 +163,7 @@ def _offsets(sizes: Sequence[int], page: int = 4096) -> tuple[list[int], int]:
 
 
 def _folder(file: str, num_bytes: int) -> Path:
-    """Shared memory where it has room (containers often give 64 MiB), else the temporary folder."""
+    """Shared memory if it has room (containers often have 64 MiB), otherwise the temporary folder."""
     if (SHARED_MEMORY / file).exists():
         return SHARED_MEMORY
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0

@@ -21,27 +21,27 @@ from actors.weights.buckets import (
 )
 
 WORD = torch.int64
-"""Its sums wrap around at 2**64, as those of `buckets.sum_of_bytes` do."""
+"""Sums wrap around at 2**64, as in `buckets.sum_of_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorBucket:
-    """Some parameters side by side on one device; valid until the buffer behind it is filled again."""
+    """Several parameters in one buffer on one device; valid until the buffer is filled again."""
 
     entries: tuple[WeightEntry, ...]
     data: Tensor  # uint8 [bytes]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Views, by name."""
+        """Name and view of each parameter."""
         for entry in self.entries:
             flat = self.data[entry.offset_bytes : entry.offset_bytes + entry.num_bytes]
             yield entry.name, flat.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 class ServedWeights:
-    """The newest weights of one learner rank, in buckets; about one bucket is gathered at a time.
+    """The newest weights of one learner rank, in buckets; gathers about one bucket at a time.
 
-    Every method that yields buckets is a collective of all ranks, and must be read to its end.
+    Every method that yields buckets is a collective of all ranks, so callers must read it to its end.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class ServedWeights:
         *,
         everywhere: bool,
     ) -> None:
-        """`gather(group_bytes, everywhere=)` yields the parameters in the order of `entries`, on every rank or on the
-        first alone. `everywhere`: every rank has the buckets of `on_device`."""
+        """`gather(group_bytes, everywhere=)` yields the parameters in the order of `entries`, on every rank or only on
+        the first. `everywhere`: `on_device` yields buckets on every rank."""
         self._entries = entries
         self._gather = gather
         self._bucket_bytes = bucket_bytes
@@ -64,45 +64,45 @@ class ServedWeights:
         return plan_buckets(self._entries(), self._bucket_bytes)
 
     def on_host(self) -> Iterator[WeightBucket]:
-        """In host memory, on the first rank alone; the others `take_part`."""
+        """Yields buckets in host memory, on the first rank only; the other ranks call `take_part`."""
         parameters = self._gather(self._bucket_bytes, everywhere=False)
         for entries in self.plan:
-            data = torch.zeros(size_of(entries), dtype=torch.uint8)  # what lies between parameters is 0
+            data = torch.zeros(size_of(entries), dtype=torch.uint8)  # padding between parameters is 0
             yield WeightBucket(entries, filled(entries, data, parameters).data.numpy())
         _exhaust(parameters)
 
     def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
-        """Each bucket at the beginning of `data`, uint8 and as large as the largest: valid until the next."""
+        """Yields each bucket in the first bytes of `data` (uint8, size of the largest bucket); valid until the next."""
         parameters = self._gather(self._bucket_bytes, everywhere=self._everywhere)
         for entries in self.plan:
             yield filled(entries, data[: size_of(entries)], parameters)
         _exhaust(parameters)
 
     def take_part(self) -> None:
-        """Gather with the other ranks, and keep nothing."""
+        """Take part in the gathers and discard the weights."""
         for _ in self._gather(self._bucket_bytes, everywhere=False):
             pass
 
 
 def _exhaust(parameters: Iterator[tuple[str, Tensor]]) -> None:
-    """The end of the last group is a collective too. Raises `ValueError` for what is left."""
+    """Run the last collective of the gather. Raises `ValueError` for a parameter that is not in the plan."""
     for name, _ in parameters:
         raise ValueError(f"{name} is not in the plan")
 
 
 def filled(entries: Sequence[WeightEntry], data: Tensor, parameters: Iterator[tuple[str, Tensor]]) -> TensorBucket:
-    """The next parameters, copied to where the entries say. Raises `ValueError` where they are others."""
+    """Copy the next parameters to their entries' places. Raises `ValueError` if name, shape or dtype differ."""
     bucket = TensorBucket(tuple(entries), data)
     for expected, place in bucket.weights():
         name, parameter = next(parameters, ("nothing", place))
         if (name, parameter.shape, parameter.dtype) != (expected, place.shape, place.dtype):
-            raise ValueError(f"{name} came where {expected} was to lie")
+            raise ValueError(f"expected parameter {expected}, got {name}")
         place.copy_(parameter.detach())
     return bucket
 
 
 def add_checksum(weights: Iterable[tuple[str, Tensor]], total: int) -> int:
-    """As `actors.weights.buckets.checksum`, computed where the weights lie, on their device's current stream."""
+    """As `actors.weights.buckets.checksum`, computed on the weights' device, on its current stream."""
     for name, weight in weights:
         data = weight.contiguous().view(-1).view(torch.uint8)
         on_host = data.device.type == "cpu"
@@ -113,7 +113,7 @@ def add_checksum(weights: Iterable[tuple[str, Tensor]], total: int) -> int:
 
 
 def sum_of_tensor(data: Tensor) -> int:
-    """As `buckets.sum_of_bytes`, on any device; reads 2 x 8 bytes of every 8 and holds a sum for each 8 KiB."""
+    """As `buckets.sum_of_bytes`, on any device; reads every byte twice and keeps one sum per 8 KiB."""
     words = -(-len(data) // WORD_BYTES)
     rows = -(-words // ROW_WORDS)
     whole = len(data) // ROW_BYTES

@@ -1,10 +1,10 @@
-"""How one version of the weights gets from the learner's ranks to the engines, by one of three ways.
+"""Sends one version of the weights from the learner's ranks to the engines, in one of three ways.
 
-`object_store`: the first rank puts buckets into Ray's object store, and engines fetch them when the driver says so.
+`object_store`: the first rank puts buckets into Ray's object store, and engines fetch them when the driver requests it.
 `nccl`: the first rank broadcasts them to every rank of every engine (`collective`).
-`ipc`: every rank hands what it has gathered on its GPU to the engine of that GPU (`ipc`).
+`ipc`: every rank shares the buckets gathered on its GPU with the engine of that GPU (`ipc`).
 
-By the last two an engine that was not there finds nothing later: it takes the version through the object store.
+An engine that was absent from a transfer by `nccl` or `ipc` loads the version through the object store.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,45 +23,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BACKEND = "rstar_ray"
-"""The name of our backend of vLLM's weight-transfer interface (`actors.weights.vllm_worker`)."""
+"""Name of our backend for vLLM's weight-transfer interface (`actors.weights.vllm_worker`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWeights:
-    """One engine's report of a version that it serves."""
+    """One engine's report of a version that it has loaded."""
 
     checksum: int  # of the weights as its workers loaded them (actors.weights.buckets.checksum)
     move_s: float = 0.0  # from the publisher's node into this node's shared memory, while decoding continued
-    load_s: float = 0.0  # decoding was paused
-    laid_out: bool = False  # in shared memory by this engine; another of its node may have been first
+    load_s: float = 0.0  # while decoding was paused
+    laid_out: bool = False  # this engine wrote shared memory; False: another engine of its node did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSeat:
-    """An engine that is up when a version is published, and the learner's rank that sends it weights."""
+    """An engine that runs when a version is published, and the learner's rank that sends to it."""
 
-    name: str  # of its actor
-    incarnation: str  # of its process: a restarted one is another member of a group
-    ranks: int  # the processes that it is split over
+    name: str  # actor name
+    incarnation: str  # of its process; a restarted process must join the group again
+    ranks: int  # processes of the engine
     sender: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One version of the weights on its way to the replicas: one rank's part, or all ranks' together."""
+    """One published version of the weights: one rank's part, or the parts of all ranks combined."""
 
     policy_version: int
     way: WeightWay = "object_store"
     checksum: int = 0
     num_bytes: int = 0  # 0: this rank sent nothing
     seconds: float = 0.0  # until all ranks had sent it
-    refs: tuple[Any, ...] = ()  # ObjectRefs of WeightBuckets, which die with the first rank
-    took: Mapping[str, LoadedWeights] = field(default_factory=dict[str, LoadedWeights])  # engines that serve it
-    failed: Mapping[str, str] = field(default_factory=dict[str, str])  # engines that do not, and why
+    refs: tuple[Any, ...] = ()  # ObjectRefs of WeightBuckets, owned by the first rank
+    took: Mapping[str, LoadedWeights] = field(default_factory=dict[str, LoadedWeights])  # engines that loaded it
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])  # reason, by engine that did not
 
     @classmethod
     def together(cls, parts: "Sequence[Publication]", *, seconds: float) -> "Publication":
-        """All ranks' parts. Raises `LearnerError` where two of them sent different weights."""
+        """Combine all ranks' parts. Raises `LearnerError` if two ranks sent different weights."""
         whole = [one for one in parts if one.num_bytes]
         version = parts[0].policy_version
         if len({one.checksum for one in whole}) > 1:
@@ -79,9 +79,9 @@ class Publication:
 
 
 class EngineLine(Protocol):
-    """One engine as a sender reaches it. `join` once a group, then `begin`, every `take`, and `end`.
+    """A sender's connection to one engine. `join` once per group, then per version `begin`, each `take`, and `end`.
 
-    The answers raise where the engine has failed. An engine that has begun and receives nothing more ends itself.
+    The futures raise if the engine fails. An engine that receives nothing after `begin` ends the update itself.
     """
 
     @property
@@ -93,7 +93,7 @@ class EngineLine(Protocol):
 
 
 def put_into_store(weights: "ServedWeights", version: int, put: Callable[[WeightBucket], Any]) -> Publication:
-    """Through Ray's object store: on a CPU, and wherever an engine shares no GPU and no network with the learner."""
+    """Put the weights into Ray's object store: for a CPU, or engines that share no GPU or network with the learner."""
     refs: list[Any] = []
     total = num_bytes = 0
     for bucket in weights.on_host():
@@ -104,17 +104,17 @@ def put_into_store(weights: "ServedWeights", version: int, put: Callable[[Weight
 
 
 def answer(of: "Future[T]", seconds: float, *, owner: str, reason: str) -> T:
-    """Wait for an engine. Raises `DeadlineExceeded`, or `TransferError` with what the engine raised."""
+    """Wait for an engine's answer. Raises `DeadlineExceeded`, or `TransferError` with the engine's error."""
     try:
         return of.result(seconds)
-    except Exception as failed:  # whatever became of it there, or of the way to it
-        if isinstance(failed, OutOfTime) and not of.done():  # ours, and not one that the engine met
+    except Exception as failed:  # any error of the engine, or of the call to it
+        if isinstance(failed, OutOfTime) and not of.done():  # our deadline, and not a timeout inside the engine
             raise DeadlineExceeded("learner", owner, reason, seconds) from None
         raise TransferError(f"{owner} failed in {reason}: {' '.join(str(failed).split())[:300]}") from failed
 
 
 def raise_failed(answers: Mapping[str, "Future[Any]"], reason: str) -> None:
-    """Raise an answer that came too early: it is a failure."""
+    """Raise `TransferError` if one of the pending answers has failed."""
     for name, of in answers.items():
         if of.done() and of.exception() is not None:
             answer(of, 0, owner=name, reason=reason)

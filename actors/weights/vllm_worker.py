@@ -1,7 +1,7 @@
-"""What runs inside vLLM's worker processes: weights arrive, are loaded, and are counted.
+"""Runs inside vLLM's worker processes: receives and loads weights, and computes their checksum.
 
-`Engine` names `WorkerExtension` as `worker_extension_cls`; importing this module in the worker registers one backend of
-vLLM's weight-transfer interface, since an engine has one for its life: each parcel says how its weights come.
+`Engine` passes `WorkerExtension` as `worker_extension_cls`; importing this module in the worker registers the backend
+for vLLM's weight-transfer interface. An engine has only one backend, so each parcel names its way of transfer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,14 +27,14 @@ from actors.weights.transfer import BACKEND
 
 @dataclass
 class Meet(WeightTransferInitInfo):
-    """The group that later versions are broadcast in (`actors.weights.collective.Meeting`)."""
+    """The broadcast group for later versions (`actors.weights.collective.Meeting`)."""
 
     meeting: dict[str, Any]
 
 
 @dataclass
 class Parcel(WeightTransferUpdateInfo):
-    """Weights of one version, or some of them, and how they come."""
+    """Buckets of one version and their way of transfer."""
 
     by: str
     buckets: list[Any]
@@ -43,20 +43,20 @@ class Parcel(WeightTransferUpdateInfo):
 
 
 class CountedModel:
-    """The model of one version's weights, as vLLM's engine loads into it, and what came."""
+    """The model that vLLM loads one version into; records missing parameters and the checksum."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
         self._device = device
         self.missing = loadable_names(model)
-        self.checksum = 0  # of the bytes that were loaded, as they lay on this worker's device
+        self.checksum = 0  # of the loaded bytes, computed on this worker's device
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.missing -= set(self._model.load_weights(self._counted(weights)))
 
     def _counted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, weight in weights:
-            if not name:  # bytes between two parameters
+            if not name:  # padding between two parameters
                 continue
             here = weight.to(self._device)
             self.checksum = add_checksum([(name, here)], self.checksum)
@@ -65,10 +65,10 @@ class CountedModel:
 
 
 class Loading(IPCWeightTransferEngine):
-    """vLLM's engine for handles of GPU memory, which here takes weights from shared memory and broadcasts too.
+    """vLLM's receiver for GPU memory handles, extended to shared memory and broadcasts.
 
-    Its layer-wise reload runs each layer's post-processing again (on x86 vLLM repacks linear weights for oneDNN), into
-    the same storage.
+    Its layer-wise reload repeats each layer's post-processing into the same storage (on x86 vLLM repacks linear weights
+    for oneDNN).
     """
 
     init_info_cls: Any = Meet
@@ -84,12 +84,12 @@ class Loading(IPCWeightTransferEngine):
         self._arrivals.join(init_info.meeting)
 
     def start_weight_update(self) -> None:
-        self.counted = CountedModel(self.model, self.device)  # before the reload gives tied weights a name each
+        self.counted = CountedModel(self.model, self.device)  # before the reload gives tied weights separate names
         super().start_weight_update()
         self.set_weight_update_target(cast(Any, self.counted), self.model_config)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which ends by synchronising an accelerator; a CPU has none."""
+        """As in the base class, but synchronises only if there is an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -106,7 +106,7 @@ class Loading(IPCWeightTransferEngine):
 
     def finish_weight_update(self) -> None:
         if self.counted.missing:
-            raise ValueError(f"no weights came for {sorted(self.counted.missing)}")
+            raise ValueError(f"no weights were received for {sorted(self.counted.missing)}")
         self.reset_weight_update_target()
         super().finish_weight_update()
         if self.device.type == "cpu":
@@ -114,9 +114,9 @@ class Loading(IPCWeightTransferEngine):
 
 
 class WorkerExtension:
-    """Methods vLLM adds to its worker, reached by `collective_rpc`."""
+    """Methods that vLLM adds to its worker, called by `collective_rpc`."""
 
-    weight_transfer_engine: WeightTransferEngine[Any, Any] | None  # vLLM's own
+    weight_transfer_engine: WeightTransferEngine[Any, Any] | None  # set by vLLM
 
     def loaded_checksum(self) -> int:
         assert isinstance(self.weight_transfer_engine, Loading)

@@ -77,7 +77,7 @@ def test_a_head_that_stays_silent_is_given_up_with_a_line(asked: tuple[Head, Hea
     head.there.clear()
     assert until(lambda: bool(probe.fault()), probe)
     assert probe.silent
-    assert probe.fault() == "Ray's head has not answered for 1 s; start it again, and give the same command"
+    assert probe.fault() == "Ray's head has not answered for 1 s; restart it and repeat the command"
 
 
 def test_time_in_which_the_driver_itself_was_stopped_is_no_silence_of_the_head(asked: tuple[Head, HeadProbe]):

@@ -64,7 +64,7 @@ async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn
     while not logged:
         await asyncio.sleep(0.01)
     assert logged == [
-        "no node for learner/rank-1: the run waits for one with room, 60 s at most (--detector.node-away-s)"
+        "no node for learner/rank-1: the run waits for a node with room, 60 s at most (--detector.node-away-s)"
     ]
     stand_in.places[1].set_result(None)
     await waiting

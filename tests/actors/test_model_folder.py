@@ -62,7 +62,7 @@ def test_a_head_that_differs_from_the_embeddings_it_is_said_to_be_tied_to_is_ref
 def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: Path):
     folder = saved_with(tmp_path / "head", lambda saved: {n: a for n, a in saved.items() if n != HEAD},
                         tie_word_embeddings=False)  # fmt: skip
-    with pytest.raises(ConfigError, match=r"--model: .*do not hold: \[lm_head\.weight\]. Hint: name a whole folder"):
+    with pytest.raises(ConfigError, match=r"--model: .*do not hold: \[lm_head\.weight\]. Hint: give a complete folder"):
         refuse_misfit(folder)
     folder = saved_with(tmp_path / "other", lambda saved: {f"transformer.{n}": a for n, a in saved.items()})
     with pytest.raises(ConfigError, match=r"\[model\.embed_tokens\.weight, .*\] and \d+ more"):
@@ -74,7 +74,7 @@ def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: P
     [
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            r"--model: the weights of .* are quantised. Hint: name the model",
+            r"--model: the weights of .* are quantised. Hint: use the model",
         ),
         ({"final_logit_softcapping": 30.0}, r"--model: .* \(final_logit_softcapping is 30\.0\). Hint: use a model"),
         ({"num_experts": 128, "num_experts_per_tok": 8}, r"--model: .* mixture of experts \(num_experts is 128\)"),

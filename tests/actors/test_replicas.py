@@ -481,7 +481,7 @@ async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_ru
     assert "driver has waited 0 s for Ray (a node for generation/1)" in [
         wait.line(wait.since_s) for wait in waits._open.values()
     ]
-    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
+    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): their node was lost"):
         await asyncio.wait_for(started.replicas.serving(), 60)
     with pytest.raises(RStarError):
         await started.watchdog.guard(asyncio.Event().wait())
@@ -579,7 +579,7 @@ async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_co
     run.second.kill()
     await run.balancer.hears("generation/1")
     run.first.lost = {2}
-    with pytest.raises(RankLost, match="the rank that published version 2 died with it"):
+    with pytest.raises(RankLost, match="version 2 was lost with the rank that published it"):
         await run.replicas.publish(SECOND)
     run.first.lost = run.second.lost = set()
     await run.replicas.publish(SECOND)
@@ -629,7 +629,7 @@ async def test_a_worker_that_comes_back_once_the_learner_has_continued_waits_for
 
 async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run: Run):
     wrong = {"generation/0": LoadedWeights(checksum=99, move_s=0.0, load_s=0.7, laid_out=False)}
-    with pytest.raises(RStarError, match="generation/0 holds other weights than the learner published as version 1"):
+    with pytest.raises(RStarError, match="generation/0 loaded weights that differ from version 1 of the learner"):
         await run.replicas.publish(replace(SENT, took=wrong))
 
 
@@ -659,7 +659,7 @@ async def test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollout
     for worker in (run.first, run.second):
         worker.node.clear()
         worker.kill()
-    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
+    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): their node was lost"):
         await asyncio.wait_for(first, 60)
 
 

@@ -213,7 +213,7 @@ async def test_a_death_for_good_calls_back_or_is_shown(run: Run):
     run.follow("balancer", actor, serves=False)  # whoever starts it reports its death
     run.follow("tools/a:b/0", actor)
     await run.happens()
-    assert len(run.shown) == 1 and run.shown[0].startswith("tools/a:b/0 is gone for good: ")
+    assert len(run.shown) == 1 and run.shown[0].startswith("tools/a:b/0 has ended and is not restarted: ")
 
 
 async def test_the_runs_processes_are_recorded(tmp_path: Path):
@@ -241,7 +241,7 @@ async def test_a_process_that_replaces_one_that_died_is_shown_and_so_are_its_own
     actor.heartbeat = replace(HEARTBEAT, incarnation="another", pid=2, records=(logging.makeLogRecord(LOST_SERVER),))
     await run.happens()
     assert run.shown[:2] == [
-        "balancer died: process 1 is gone, process 2 replaces it", "balancer: 1 servers of its pool were lost"
+        "balancer died: process 2 replaces process 1", "balancer: 1 servers of its pool were lost"
     ]  # fmt: skip
     assert not run.killed
 

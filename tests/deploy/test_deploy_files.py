@@ -95,7 +95,7 @@ def test_its_commands_are_ones_that_ray_understands():
 
 
 def test_addresses_that_nobody_filled_in_are_refused():
-    with pytest.raises(ConfigError, match=r"HEAD_ADDRESS, NODE_2.* are no addresses. Hint: fill in"):
+    with pytest.raises(ConfigError, match=r"HEAD_ADDRESS, NODE_2.* are not addresses. Hint: fill in"):
         read_cluster_file(DEPLOY / "mi300x.yaml")
 
 
@@ -105,7 +105,7 @@ def test_addresses_that_nobody_filled_in_are_refused():
         ({"colour": "red"}, "'colour' was unexpected"),
         ({"auth": {"ssh_user": "ubuntu", "ssh_kee": "x"}}, "auth: .*'ssh_kee' was unexpected"),
         ({"min_workers": 3}, "min_workers: 3, but 7 worker_ips. Hint: give 7"),
-        ({"docker": {"image": "a", "container_name": "r", "head_image": "b"}}, "of different versions "),
+        ({"docker": {"image": "a", "container_name": "r", "head_image": "b"}}, "need the same versions"),
         ({"provider": {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.1"]}}, "10.0.0.1 is named twice"),
     ],
 )

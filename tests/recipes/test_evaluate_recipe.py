@@ -127,8 +127,8 @@ def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_continu
 ):
     ended_with(130, options, lambda actors: os.kill(os.getpid(), number), monkeypatch)
     out, err = capsys.readouterr()
-    assert f"{number.name}: the evaluation ends here; the problems that are finished are kept;" in out
-    assert "stopped, and the problems that were finished are kept; the same command resumes it" in out and err == ""
+    assert f"{number.name}: the evaluation ends here; finished problems are kept;" in out
+    assert "stopped; finished problems are kept; the same command resumes it" in out and err == ""
     (rows,) = (tmp_path / "run" / "evaluations").iterdir()
     finished = len(read_rows(rows))
     (journal,) = FakeActors.journals
@@ -150,7 +150,7 @@ def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says
 
     monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", unseen)
     assert evaluation._journal(Start(asked=[RunConfig(run_dir=str(tmp_path))]), "evaluate-1f") is None
-    rest = "rollouts of a worker that is lost start again at their prompts"
+    rest = "rollouts of a lost worker restart from their prompts"
     assert logged == [f"node-1 do not see {tmp_path} (there is none): {rest}"]
 
 
@@ -182,6 +182,5 @@ def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_be
     assert statuses == [2, 1]
     refused, *_ = capsys.readouterr().err.splitlines()
     assert refused.startswith(f"error: --run-dir: {tmp_path / 'run' / 'evaluations' / 'exam-'}")
-    assert refused.endswith(
-        " is being written by another evaluation that asks the same. Hint: wait for it to end or name another directory"
-    )
+    written = " is being written by another evaluation with the same requests"
+    assert refused.endswith(f"{written}. Hint: wait for it to end or name another directory")

@@ -301,7 +301,7 @@ async def test_a_server_that_is_none_or_answers_something_else_is_refused():
         async with server_talker("http://127.0.0.1:9", "", TalkConfig()):
             pass
     async with TestServer(web.Application()) as server:
-        with pytest.raises(ConfigError, match="names no model"):
+        with pytest.raises(ConfigError, match="lists no model"):
             async with server_talker(str(server.make_url("/")), "", TalkConfig()):
                 pass
 
@@ -312,14 +312,14 @@ async def test_a_server_that_is_none_or_answers_something_else_is_refused():
         (b"<html>welcome</html>", "text/html", "streams no answer: it sent text/html, and no event"),
         (b'{"choices": [{"message": {"content": "2"}}]}', "application/json", "it sent application/json, and no event"),
         (b"data: [1]\n\n", "text/event-stream", r"failed: \[1\]"),
-        (b"data: {not json\n\n", "text/event-stream", "sent what is not JSON: '{not json'"),
+        (b"data: {not json\n\n", "text/event-stream", "sent invalid JSON: '{not json'"),
         (b'data: {"error": {"message": "full"}}\n\n', "text/event-stream", "failed: .*full"),
-        (b'data: {"choices": "none"}\n\n', "text/event-stream", "sent what is not part of an answer"),
-        (b'data: {"choices": [{"delta": "2"}]}\n\n', "text/event-stream", "sent what is not part of an answer"),
-        (b'data: {"choices": [{"delta": {"tool_calls": [3]}}]}\n\n', "text/event-stream", "not part of an answer"),
+        (b'data: {"choices": "none"}\n\n', "text/event-stream", "sent a malformed event"),
+        (b'data: {"choices": [{"delta": "2"}]}\n\n', "text/event-stream", "sent a malformed event"),
+        (b'data: {"choices": [{"delta": {"tool_calls": [3]}}]}\n\n', "text/event-stream", "sent a malformed event"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream", "nested too deeply"),
         (b"x" * 9_000_000, "text/event-stream", "/v1 failed: LineTooLong"),
-        (b"data: \xff\xfe\n\n", "text/event-stream", "sent what is not JSON"),
+        (b"data: \xff\xfe\n\n", "text/event-stream", "sent invalid JSON"),
     ],
     ids=lambda one: one[:24].decode("latin-1") if isinstance(one, bytes) else None,
 )

@@ -20,7 +20,7 @@ async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.S
         os.kill(os.getpid(), number)
         while not stop.asked():
             await asyncio.sleep(0.001)
-    assert logged[0].startswith(f"{number.name}: the run ends after the step under way, with a checkpoint")
+    assert logged[0].startswith(f"{number.name}: the run ends after the current step, with a checkpoint")
 
 
 async def test_the_second_signal_ends_at_once():
@@ -76,9 +76,9 @@ async def test_when_grace_runs_out_it_ends_in_the_middle_of_a_step():
 
 
 async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept(logged: list[str]):
-    ended = "^stopped, and the problems that were finished are kept$"
+    ended = "^stopped; finished problems are kept$"
     with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
-    reason = "the evaluation ends here; the problems that are finished are kept"
+    reason = "the evaluation ends here; finished problems are kept"
     assert logged == [f"SIGTERM: {reason}; a second one after 1 s ends it at once"]

@@ -92,7 +92,7 @@ def test_a_job_that_is_stopped_ends_in_its_own_time_also_one_that_is_started_aga
     for name in starts:
         log = jobs.get_job_logs(name)
         assert (tmp_path / name).read_text() == "began, saved", log
-        assert log.count("the run ends after the step under way") == 1
+        assert log.count("the run ends after the current step") == 1
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_stage_that_is_stopped_in_a_step_keeps_it_leaves_nothing_and_continues
     jobs.stop_job("stopped")
     until(lambda: jobs.get_job_status("stopped") == JobStatus.STOPPED, "stopped")
     log, reached = jobs.get_job_logs("stopped"), steps()[-1]
-    assert log.count("the run ends after the step under way") == 1
+    assert log.count("the run ends after the current step") == 1
     checkpoint = run.newest_checkpoint("stage1")
     assert checkpoint is not None and 2 <= checkpoint.step == reached < STEPS, log
     until(lambda: not any(process.is_running() for process in ours), "stopped", LEFT_S)
