@@ -168,8 +168,9 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
     policy sampled), `rollout_logprobs` [B, L] float32 (of the token at the same place, by the engine), `advantages`
     [B, L] float32, `lengths` [B] int64, `rewards` [B] float32, `groups` [B] int64 (the number of the row's prompt).
     What is padded or not sampled is 0. The file's metadata has the settings of the algorithm and the rollout ids as
-    JSON. Raises as `rows_of`.
+    JSON. Raises as `rows_of`, and `ConfigError` for a path that cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     rows = rows_of(recorded)
@@ -197,7 +198,10 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
         "max_context_tokens": recorded.config.engine.max_context_tokens,  # the length of normalisation `constant`
     }
     names = json.dumps([row.rollout_id for row in rows])
-    save_file(arrays, path, metadata={"rollout_ids": names, "settings": json.dumps(settings)})
+    try:
+        save_file(arrays, path, metadata={"rollout_ids": names, "settings": json.dumps(settings)})
+    except SafetensorError as failed:
+        raise ConfigError("--export", str(failed), "name a file in an existing folder") from failed
     return len(rows)
 
 

@@ -136,6 +136,8 @@ def test_an_exported_step_has_the_tokens_and_advantages_that_the_learner_was_giv
     for name, ids, length in zip(names, step["input_ids"], step["lengths"], strict=True):
         assert ids[:length].tolist() == [*recorded[name].prompt_ids, *recorded[name].response_ids][:length]
     assert replay.main([str(path), "--export", str(file)]) == 2
+    assert replay.main([str(path), "--step", "2", "--export", str(tmp_path / "absent" / "step")]) == 2
+    assert "--export: " in capsys.readouterr().err
 
 
 READS_OUTCOMES = """
