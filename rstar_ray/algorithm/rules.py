@@ -10,7 +10,7 @@ sampled tokens; with a third parameter it is also given the trajectories' `Traje
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, wraps
 from operator import index
 from pathlib import Path
@@ -68,12 +68,14 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
     def named(*arguments: Any) -> Any:
         try:
             made: Any = found(*arguments)
+            if kind == "advantage" and isinstance(made, Mapping | Set):
+                raise TypeError(f"it returns {type(made).__name__}, which has no order")
             if kind != "loss":
                 return list(made)
             from rstar_ray.algorithm.surrogate import as_surrogate
 
             return as_surrogate(made, arguments[0])
-        except Exception as failed:  # of any kind: it is the user's code
+        except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             raise RStarError(f"--algorithm.{kind} {name}: {_in_one_line(failed)}") from failed
 
     return named

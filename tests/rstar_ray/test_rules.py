@@ -23,6 +23,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithm.md"
 SHOWN = PAGE.read_text("utf-8").partition("## Rules of your own")[2].partition("```python\n")[2].partition("```")[0]
 """The example of the documentation."""
 WRONG = """
+import sys
 import numpy as np
 from rstar_ray.algorithm.surrogate import Surrogate
 def twice(candidates, algorithm, rng):
@@ -98,6 +99,12 @@ def none_for_positives(tokens, algorithm):
 def by_the_deviation(rewards, algorithm):
     values = np.array(rewards)
     return (values - values.mean()) / values.std()
+
+def by_index(rewards, algorithm):
+    return dict(enumerate(rewards))
+
+def exits_late(rewards, algorithm):
+    return rewards if any(rewards) else sys.exit(0)
 
 def fails_late(rewards, algorithm):
     return [1 / len([reward for reward in rewards if reward]) for _ in rewards]
@@ -184,6 +191,7 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
             {"advantage": "{mine}:by_the_deviation", "reject_equal_reward": False},
             "--algorithm.advantage {mine}:by_the_deviation: it fails on made-up data",
         ),
+        ({"advantage": "{mine}:by_index"}, "--algorithm.advantage {mine}:by_index: it fails on made-up data"),
         ({"loss": "{mine}:number"}, "--algorithm.loss {mine}:number: number is not a function"),
         ({"loss": "absent:rule"}, "--algorithm.loss absent:rule: ModuleNotFoundError"),
         ({"resample": "best"}, "--algorithm.resample: not a rule (got 'best'). Hint: choose paper, release"),
@@ -207,10 +215,11 @@ def test_a_rule_that_fails_in_a_run_is_named(folder: str, request: pytest.Fixtur
         kept_indices([summary(), summary()], algorithm, np.random.default_rng(0), folder)
 
 
-def test_a_rule_that_raises_in_a_run_is_named(folder: str, request: pytest.FixtureRequest):
-    algorithm = AlgorithmConfig(advantage=f"{module(request.node.name)}:fails_late")
+@pytest.mark.parametrize(("function", "said"), [("fails_late", "ZeroDivisionError"), ("exits_late", "SystemExit: 0")])
+def test_a_rule_that_raises_in_a_run_is_named(folder: str, request: pytest.FixtureRequest, function: str, said: str):
+    algorithm = AlgorithmConfig(advantage=f"{module(request.node.name)}:{function}")
     check_rules(algorithm, folder)
-    with pytest.raises(RStarError, match=r"--algorithm\.advantage rules_of_\w+:fails_late: ZeroDivisionError"):
+    with pytest.raises(RStarError, match=rf"--algorithm\.advantage rules_of_\w+:{function}: {said}"):
         advantages([0.0, 0.0], algorithm, folder, [summary(), summary()])
 
 
