@@ -2,7 +2,8 @@
 
 Every combination runs in a pid namespace of its own. Between rounds an oracle looks at a canary file and process, at
 what the next program finds, at mounts, processes, disk and memory, and at the pool's statistics. A finding is printed
-with the command that repeats its round. `--door` sends requests to the HTTP server instead (tests/fuzz/door.py).
+with the command that repeats its round. `--door` sends requests to the HTTP server instead
+(tests/fuzz/http_requests.py).
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz import door
+from tests.fuzz import http_requests
 from tests.fuzz.enclosure import enclosed
 from tests.sandbox.as_user import USERS, start
 
@@ -34,7 +35,7 @@ def main() -> int:
         parser.error("--door has no programs, levels or users to choose")
     print(f"seed {options.seed}", flush=True)
     if options.door:
-        return door.fuzz(options)
+        return http_requests.fuzz(options)
     combinations = [(level, user) for level in options.levels for user in options.users]
     return max([campaign_of(options, level, user) for level, user in combinations])
 

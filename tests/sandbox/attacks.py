@@ -473,7 +473,7 @@ print([name for name in os.listdir() if os.stat(name).st_mode & 0o6000])
 
 @attack
 async def what_is_on_no_list_is_refused(pool: SandboxPool, _: Path) -> str:
-    """Every number up to 600 that the table does not have, and the 32-bit door."""
+    """Every number up to 600 that the table does not have, and 32-bit system calls."""
     listed = sorted(set(system_calls.numbers().values()))
     code = f"""
 passed = []
@@ -488,12 +488,12 @@ print(passed)
         return wrong
     if platform.machine() != "x86_64":
         return ""
-    door = """
+    code_32 = """
 memory = mmap.mmap(-1, 4096, prot=7)
 memory.write(bytes.fromhex("b814000000cd80c3"))  # getpid by int 0x80
 print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))())
 """
-    result = await run(pool, door)
+    result = await run(pool, code_32)
     return "" if result.reason == "ended by SIGSYS" else f"{result.outcome} {result.reason} {result.stdout}"
 
 

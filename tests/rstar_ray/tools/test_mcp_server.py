@@ -245,8 +245,8 @@ def serving(command: list[str], port: int) -> Iterator[None]:
     try:
         until_s = time.monotonic() + 60
         while True:
-            with socket.socket() as door:
-                if door.connect_ex(("127.0.0.1", port)) == 0:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             assert served.poll() is None and time.monotonic() < until_s
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Who is let in, what a retry gets, and what the table of system calls says; without a pool."""
+"""Which requests are allowed, what a retry gets, and what the table of system calls says; without a pool."""
 
 import asyncio
 
@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar_ray.outcome import Outcome
-from sandbox.http import auth as door
+from sandbox.http import auth
 from sandbox.http.answers import AnswerCache, OtherCall
 from sandbox.jail import seccomp, system_calls
 from sandbox.request import ExecutionRequest, ExecutionResult
 
-NAMES = door.own_names(("node-7.cluster",))
+NAMES = auth.own_names(("node-7.cluster",))
 GOOD = {"Host": "127.0.0.1:8088", "Content-Type": "application/json"}
 
 
 def ask(method: str = "POST", path: str = "/run", token: str = "", **headers: str) -> int:
     sent = GOOD | {name.replace("_", "-"): value for name, value in headers.items()}
-    refused = door.refusal(method, path, sent, token=token, names=NAMES)
+    refused = auth.refusal(method, path, sent, token=token, names=NAMES)
     return 200 if refused is None else refused.status
 
 
@@ -74,14 +74,14 @@ def test_an_empty_post_is_no_cross_site_program():
     st.dictionaries(st.sampled_from(["Host", "Origin", "Content-Type", "Authorization", "Sec-Fetch-Site"]), st.text())
 )
 def test_any_headers_are_judged(headers: dict[str, str]):
-    refused = door.refusal("POST", "/run", headers, token="t", names=NAMES)
+    refused = auth.refusal("POST", "/run", headers, token="t", names=NAMES)
     assert refused is not None and refused.status in (401, 403, 415, 421)
 
 
 @pytest.mark.parametrize("host, ours", [("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)])
 def test_loopback_is_what_only_this_machine_reaches(host: str, ours: bool):
-    assert door.is_loopback(host) is ours
-    assert not door.is_loopback("example.com")
+    assert auth.is_loopback(host) is ours
+    assert not auth.is_loopback("example.com")
 
 
 # Answers

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from actors.cluster import __main__ as head
-from actors.cluster import auth as door
+from actors.cluster import auth
 
 pytestmark = pytest.mark.real
 
@@ -81,7 +81,7 @@ def test_a_stranger_is_refused_and_who_has_the_token_is_not(place: str, program:
         assert stranger.returncode != 0 and not stranger.stdout, stranger.stdout
         assert "uthenticat" in stranger.stderr, stranger.stderr[-1_000:]
     for _ in range(60):  # Ray's job agent starts after its head, and a job is refused until then
-        friend = ask(program, address, tmp_path / "home", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=door.the_token())
+        friend = ask(program, address, tmp_path / "home", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=auth.the_token())
         if "No available agent" not in friend.stderr:
             break
         time.sleep(1)
@@ -113,4 +113,4 @@ def test_the_dashboard_tells_a_stranger_nothing(path: str, cluster):  # type: ig
     url = f"http://{cluster.address_info['webui_url']}{path}"
     assert status(url) == 401
     assert status(url, Authorization="Bearer wrong") in (401, 403)
-    assert status(url, Authorization=f"Bearer {door.the_token()}") == 200
+    assert status(url, Authorization=f"Bearer {auth.the_token()}") == 200

@@ -421,7 +421,7 @@ def fuzz(options: argparse.Namespace) -> int:
     print(
         json.dumps(
             {
-                "fuzz": "door",
+                "fuzz": "http",
                 "seed": options.seed,
                 "rounds": rounds,
                 "requests": sum(seen.values()),
