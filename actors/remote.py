@@ -80,7 +80,7 @@ class Remote(Generic[A]):
         """The result of one method.
 
         `retry`: repeat the call while Ray reports the actor unavailable, for calls that may be repeated. `poll`: an
-        answer alone is no progress of the run (see `rstar_ray.deadline`). Raises `DeadlineExceeded`, what the method
+        answer alone is not progress of the run (see `rstar_ray.deadline`). Raises `DeadlineExceeded`, what the method
         raises, and Ray's errors for an actor that is gone.
         """
 

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write_all(root: Path, shape: Shape, *, problems: int) -> None:
-    """Into a folder that is there; two of the conversations are none."""
+    """Into a folder that is there; two of the conversations are invalid."""
     said = [*islice(conversations(QUESTIONS, own_folder(root / "own"), times=12), 48)]
     write_rows(root / "conversations.jsonl", [*said, *BAD_ROWS])
     raw = raw_problems(problems, seed=1)

@@ -35,7 +35,7 @@ class StartLog:
         self._ends = {output: os.fstat(output).st_size for output in outputs if _is_file(output)}
 
     def wrote(self) -> Wrote | None:
-        """By this process and its children since; None where the output is no file, or has no error."""
+        """By this process and its children since; None where the output is not a file, or has no error."""
         found = [wrote for output, end in self._ends.items() if (wrote := _read(output, end)) is not None]
         with_cause = [wrote for wrote in found if wrote.cause]
         return with_cause[0] if with_cause else None

@@ -16,7 +16,7 @@ ROUNDING = 1e-12
 def rewards_differ(rewards_G: Sequence[float]) -> bool:
     """Whether the group carries a signal; without a difference every advantage is zero.
 
-    Raises ValueError for a reward that is no finite number.
+    Raises ValueError for a reward that is not finite.
     """
     return _differ(_as_array(rewards_G))
 
@@ -24,8 +24,8 @@ def rewards_differ(rewards_G: Sequence[float]) -> bool:
 def group_advantages(rewards_G: Sequence[float], *, deviation: Deviation) -> NDArray[np.float64]:
     """A_i = (r_i - mean r) / std r, shape [G]; zeros for equal rewards.
 
-    The group is its own baseline: there is no critic, and so no GAE. Raises ValueError for a reward that is no finite
-    number.
+    The group is its own baseline: there is no critic, and so no GAE. Raises ValueError for a reward that is not
+    finite.
 
     >>> group_advantages([1.0, 0.0, 0.0, 1.0], deviation="population").tolist()
     [1.0, -1.0, -1.0, 1.0]

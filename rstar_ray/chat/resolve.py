@@ -355,7 +355,7 @@ class _TemplateProbe:
             if end in called:
                 head = called[called.index(end) + len(end) :]
                 return end, Frame(head, tail, trims=trims, quotes=quotes), between
-        if self._config.stop:  # of the template's own making is no end
+        if self._config.stop:  # an end that the template itself makes does not count
             call_text = called[: _shared(self._render(_user(), _calling()).rpartition(SAID)[2], called)].rstrip()
             return answer_end, Frame(called[len(call_text) :], tail, trims=trims, quotes=quotes), between
         raise ConfigError(

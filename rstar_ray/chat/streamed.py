@@ -81,7 +81,7 @@ class Streamed:
             self._pass(marker)
 
     def end(self) -> Iterator[tuple[PieceKind, str]]:
-        """What was kept back and is no marker after all."""
+        """The text that was kept back and is not a marker after all."""
         text, self._kept = self._kept, ""
         yield from self._shown(text)
 

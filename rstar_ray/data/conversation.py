@@ -124,7 +124,7 @@ def _glaive_system(text: str) -> tuple[str, list[Any]]:
             while position < len(text) and text[position] in " \r\n\t,":
                 position += 1
     except (ValueError, RecursionError) as error:
-        raise RowError("the functions in system are no JSON") from error
+        raise RowError("the functions in system are not JSON") from error
     said = re.sub(r"\s*with access to the following functions\..*", ".", text[:begin].strip(), flags=re.DOTALL)
     return said, tools
 
@@ -213,11 +213,11 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise RowError(f"{where} calls {function['name']} with arguments that are no JSON") from error
+            raise RowError(f"{where} calls {function['name']} with arguments that are not JSON") from error
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise RowError(f"{where} calls {function['name']} with arguments that are no object")
+        raise RowError(f"{where} calls {function['name']} with arguments that are not an object")
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 

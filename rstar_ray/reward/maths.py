@@ -184,7 +184,7 @@ def _dense(text: str) -> str:
 
 
 def spelled(text: str) -> tuple[str, str]:
-    """(value in one spelling, unit under one name); words that change the value are no unit."""
+    """(value in one spelling, unit under one name); words that change the value are not a unit."""
     for written, meant in _LITERALS:
         text = text.replace(written, f"{meant} ")
     for pattern, spelling in _SPELLINGS:

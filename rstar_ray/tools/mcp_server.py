@@ -19,7 +19,7 @@ CONNECT_S = 30.0
 WAIT_SHARE = 0.5
 """Of a call's deadline, how long it may wait for the connection; the rest is the server's."""
 GONE = ("Session terminated", "Server returned an error response")
-"""What the client says where the server has forgotten it, and of a status that is no answer, such as 401 or 503."""
+"""What the client says where the server has forgotten it, and of a status that is an error, such as 401 or 503."""
 
 
 def mcp_tools(
@@ -259,7 +259,7 @@ class _Connection:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether it says that the server is gone; what a server itself says of a call is no such error."""
+    """Whether it says that the server is gone; the server's own error about a call does not count."""
     import anyio
     from mcp import MCPError
     from mcp_types import CONNECTION_CLOSED

@@ -27,7 +27,7 @@ def schema_faults(schema: object) -> list[str]:
         return ['its "type" is not "object"']
     properties, required = fields.get("properties", {}), fields.get("required", [])
     if not isinstance(properties, Mapping):
-        return ['its "properties" are no object']
+        return ['its "properties" is not an object']
     if not isinstance(required, Sequence) or isinstance(required, str):
         return ['"required" is not a list']
     named = cast(Mapping[str, Any], properties)

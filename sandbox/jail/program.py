@@ -30,7 +30,7 @@ from sandbox.jail import cut, display, kernel, wire
 from sandbox.jail.seccomp import Filter
 
 NAME = "<tool>"
-# A line that is one plain call of print, with parentheses three deep; what it does not know is no harm.
+# A line that is one plain call of print, with parentheses three deep; it may miss some.
 _STRING = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
 _INNER = rf"""(?:[^()'"#\\\n]|{_STRING}"""
 _PRINT = re.compile(rf"print\({_INNER}|\({_INNER}|\({_INNER})*+\))*+\))*+\);?")

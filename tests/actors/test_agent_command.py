@@ -89,7 +89,7 @@ async def test_every_end_of_a_command_has_its_name_and_leaves_no_process(
 
 
 @pytest.mark.parametrize("code", ['print(\'{"reward": "much"}\')', "print('{\"reward\": NaN}')"])
-async def test_a_reward_that_is_no_number_is_not_trained_on(tmp_path: Path, code: str):
+async def test_a_reward_that_is_not_a_number_is_not_trained_on(tmp_path: Path, code: str):
     async with host_of(agent(tmp_path, code)) as host:
         with pytest.raises(ToolError, match="its reward is"):
             await played(host, start(), Policy(answer("3")))

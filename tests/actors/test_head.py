@@ -80,7 +80,7 @@ def test_a_head_that_stays_silent_is_given_up_with_a_line(asked: tuple[Head, Hea
     assert probe.fault() == "Ray's head has not answered for 1 s; restart it and repeat the command"
 
 
-def test_time_in_which_the_driver_itself_was_stopped_is_no_silence_of_the_head(asked: tuple[Head, HeadProbe]):
+def test_time_in_which_the_driver_itself_was_stopped_is_not_silence_of_the_head(asked: tuple[Head, HeadProbe]):
     head, probe = asked
     head.there.clear()
     probe.look()

@@ -299,7 +299,7 @@ def part(folder: Path, name: str, rank: int) -> dict[Path, WrittenFile]:
     return {folder / name: WrittenFile(num_bytes=7, sha256="0", by=f"learner/rank-{rank}")}
 
 
-async def test_what_ranks_wrote_that_are_gone_by_now_is_no_checkpoint(tmp_path: Path):
+async def test_what_ranks_wrote_that_are_gone_by_now_is_not_a_checkpoint(tmp_path: Path):
     learner = await learner_of(FakeRank(), FakeRank())
     await learner.save_checkpoint(tmp_path)
     learner._rank_died("learner/rank-1", ActorDiedError())

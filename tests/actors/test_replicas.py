@@ -644,7 +644,7 @@ async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through
         await asyncio.wait_for(first, 60)
 
 
-async def test_a_node_that_takes_many_replicas_at_once_is_no_row_of_losses(run: Run):
+async def test_a_node_that_takes_many_replicas_at_once_is_not_a_row_of_losses(run: Run):
     for time in range(MAX_LOSSES_IN_A_ROW):
         run.first.kill()
         run.second.kill()

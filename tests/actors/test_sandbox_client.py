@@ -119,7 +119,7 @@ async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all(
 
 
 class OddExecutor(FakeExecutor):
-    """Answers each call twice, one that nobody made, and to the first batch with what is no answer."""
+    """Answers each call twice, one that nobody made, and to the first batch with a malformed answer."""
 
     async def _stream(self, batch: Sequence[tuple[int, ExecutionRequest]]) -> AsyncIterator[Any]:
         answers = [(number, self._answer(work)) for number, work in batch]
@@ -129,7 +129,7 @@ class OddExecutor(FakeExecutor):
         yield _ready(answers)
 
 
-async def test_answers_given_twice_or_to_nobody_are_passed_over_and_what_is_no_answer_is_asked_for_again():
+async def test_answers_given_twice_or_to_nobody_are_passed_over_and_malformed_ones_are_asked_for_again():
     tools = client(a=OddExecutor())
     results = await asyncio.gather(*(tools.execute(ToolCall(code=f"{i} + 1")) for i in range(3)))
     assert [result.text for result in results] == ["0 + 1", "1 + 1", "2 + 1"]

@@ -190,7 +190,7 @@ async def test_a_host_that_dies_is_asked_again_and_the_state_restored_or_said_to
         await one.execute(ToolCall(tool="shout", arguments={"text": "b"}))
 
 
-async def test_a_call_that_failed_for_our_reasons_is_made_again_and_is_no_result(monkeypatch: pytest.MonkeyPatch):
+async def test_a_call_that_failed_for_our_reasons_is_made_again_and_is_not_a_result(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tool_client, "REST_S", 0.0)
     reached: list[str] = []
 
@@ -246,7 +246,7 @@ async def test_an_answer_that_is_late_or_lost_is_a_time_out_and_costs_no_host(
     assert killed == [] and host.asked == 1
 
 
-async def test_a_host_that_is_silent_altogether_is_no_time_out_of_the_tools(killed: list[Any]):
+async def test_a_host_that_is_silent_altogether_is_not_a_time_out_of_the_tools(killed: list[Any]):
     """As where its process is stopped: the call is made again."""
     tools, hosts = tools_of(SHOUT, *(replace(tool, deadline_s=5.0) for tool in (WORDS, KEPT)))
     one = tools.open(start())

@@ -172,7 +172,7 @@ async def test_an_actor_whose_probe_fails_answers_all_the_same_and_is_not_killed
     await run.kills(1)
 
 
-async def test_an_answer_that_was_lost_with_its_node_is_no_death_and_is_asked_for_again(run: Run):
+async def test_an_answer_that_was_lost_with_its_node_is_not_a_death_and_is_asked_for_again(run: Run):
     actor = Actor()
     actor.fault = ObjectLostError("ref", None, "")
     run.follow("actor", actor)

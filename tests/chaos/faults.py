@@ -269,7 +269,7 @@ REWARDS = {
     "reward raises, a whole group": ("raises of a group", "a reward check that raises"),
     "reward hangs": ("hangs of a few", "no answer within 3 s"),
     "reward's process ends": ("ends of a few", "ended without an answer"),
-    "reward is no number": ("gives nothing of a few", "no number"),
+    "reward is not a number": ("gives nothing of a few", "no number"),
 }
 """What the run's reward does (`tests.chaos.own`), and what the run has to say of it."""
 

@@ -164,7 +164,7 @@ def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The executor answers twice, to calls that nobody made, with what is no answer, or not at all."""
+    """The executor answers twice, to calls that nobody made, with a malformed answer, or not at all."""
 
     @wraps(run)
     async def answers(self: Any, batch: Any, caller: str) -> Any:

@@ -116,7 +116,7 @@ def test_a_wrong_cluster_file_is_refused_in_one_line(changed: dict[str, Any], me
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "a: [", "\x00"])
-def test_what_is_no_cluster_file_at_all_is_refused(text: str, tmp_path: Path):
+def test_what_is_not_a_cluster_file_at_all_is_refused(text: str, tmp_path: Path):
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"give a file like deploy/mi300x\.yaml"):
         read_cluster_file(tmp_path / "x.yaml")

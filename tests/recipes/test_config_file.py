@@ -69,7 +69,7 @@ def test_another_scale_than_the_files_and_a_second_file_are_refused(tmp_path: Pa
         parse([STAGE_1], ["--config", file, f"--config={file}"])
 
 
-def test_a_list_at_the_files_end_takes_no_positional_and_a_dash_is_no_option(tmp_path: Path):
+def test_a_list_at_the_files_end_takes_no_positional_and_a_dash_is_not_an_option(tmp_path: Path):
     file = written(tmp_path / "run.toml", "steps = -1\n[tools]\nuse = ['python']\n")
     assert with_config_file(["RUN", "--config", file]) == ["RUN", "--steps=-1", "--tools.use", "python"]
 

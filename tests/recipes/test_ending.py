@@ -42,7 +42,7 @@ def test_each_kind_of_end_has_its_status_and_one_line(
     assert capsys.readouterr().err == said
 
 
-def test_a_stop_that_was_asked_for_is_no_error(capsys: pytest.CaptureFixture[str]):
+def test_a_stop_that_was_asked_for_is_not_an_error(capsys: pytest.CaptureFixture[str]):
     assert status_of(_raises(KeyboardInterrupt()), interrupted="stopped") == 130
     assert tuple(capsys.readouterr()) == ("stopped\n", "")
 

@@ -75,7 +75,9 @@ def test_without_scores_the_newest_is_exported_and_a_step_can_be_chosen(run: Pat
     assert "choose 10, 20, 30" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_and_a_folder_that_is_no_export_are_refused(run: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_checkpoint_and_a_folder_that_is_not_an_export_are_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+):
     (run / "checkpoints" / "stage1-step-000030" / "model" / "model.safetensors").write_text("w3ights 30")
     assert main([str(run), "--step", "30"]) == 2
     assert "is damaged" in capsys.readouterr().err

@@ -124,9 +124,7 @@ def test_a_tool_schema_is_shown_to_the_letter_and_its_calls_are_programs(model: 
         (json.dumps(SCHEMA).replace('"code"', '"program"'), "has no string parameter 'code'"),
     ],
 )
-def test_a_tool_schema_that_is_none_is_refused_in_one_line(
-    model: Path, tmp_path: Path, written: str | None, problem: str
-):
+def test_an_invalid_tool_schema_is_refused_in_one_line(model: Path, tmp_path: Path, written: str | None, problem: str):
     file = tmp_path / "tool.json"
     if written is not None:
         file.write_text(written)

@@ -54,7 +54,7 @@ def test_on_gpus_memory_and_times_are_held_against_the_plan():
     assert wrong(seen, run, QWEN3_14B) == set()
     lines = {line.what: line for line in compared(run, QWEN3_14B, 192.0, seen)}
     assert lines["a rank, device"].planned == pytest.approx(42.3, abs=0.5)
-    assert lines["generate"].planned and "calibrate" in lines["generate"].remark  # 4.5 s are no such step's
+    assert lines["generate"].planned and "calibrate" in lines["generate"].remark  # 4.5 s are not of such a step
     hot = tuple(one | {"memory_bytes/learner_device": 60e9} for one in rows)
     assert wrong(replace(seen, steps=hot), run, QWEN3_14B) == {"a rank, device"}
     blind = tuple({name: one[name] for name in one if "device" not in name} for one in rows)

@@ -31,7 +31,7 @@ def test_every_name_leads_to_a_module_that_can_be_run(name: str):
     assert spec is not None and (spec.submodule_search_locations is None or find_spec(f"{spec.name}.__main__"))
 
 
-def test_what_is_no_command_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_a_command_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]):
     assert main(["stage", "4"]) == 2
     assert capsys.readouterr().err == "error: stage: no such command. Hint: rstar --help lists all\n"
 

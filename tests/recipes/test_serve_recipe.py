@@ -108,7 +108,7 @@ async def test_a_request_that_cannot_be_answered_says_which_field(body: Any, pro
     assert status == 400 and answer["error"]["message"].startswith(problem)
 
 
-async def test_our_own_failure_is_no_answer():
+async def test_our_own_failure_is_not_an_answer():
     status, answer, _ = await ask({"messages": [{"role": "user", "content": "break"}]})
     assert (status, answer["error"]["message"]) == (500, "the engine is gone")
 
@@ -296,7 +296,7 @@ async def test_a_server_that_hangs_up_in_an_answer_is_a_line():
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_a_server_that_is_none_or_answers_something_else_is_refused():
+async def test_an_address_without_a_server_or_with_another_one_is_refused():
     with pytest.raises(ConfigError, match=r"--server: http://127.0.0.1:9/v1 does not answer"):
         async with server_talker("http://127.0.0.1:9", "", TalkConfig()):
             pass
@@ -324,7 +324,7 @@ async def test_a_server_that_is_none_or_answers_something_else_is_refused():
     ids=lambda one: one[:24].decode("latin-1") if isinstance(one, bytes) else None,
 )
 @pytest.mark.usefixtures("sandbox")
-async def test_what_is_no_answer_is_one_line(sent: bytes, kind: str, said: str):
+async def test_what_is_not_an_answer_is_one_line(sent: bytes, kind: str, said: str):
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=sent, content_type=kind)
 

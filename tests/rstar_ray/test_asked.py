@@ -52,7 +52,7 @@ def test_own_code_is_what_is_named_and_what_that_imports_beside_it(own: RunConfi
     assert found.keys() == {"graded", "search", "helper", "pack", "pack.deep", "pack.wide", "pack.sibling"}
 
 
-def test_code_that_is_no_python_is_known_by_its_bytes(tmp_path: Path):
+def test_code_that_is_not_python_is_known_by_its_bytes(tmp_path: Path):
     before = own_code(["mine:x"], written(tmp_path, mine="def ("))
     assert before != own_code(["mine:x"], written(tmp_path, mine="def (\0"))
 

@@ -194,7 +194,7 @@ def test_a_row_that_fills_the_lanes_keeps_its_last_token():
         assert batch.targets_N.tolist() == [length - 1] and batch.positions_N.tolist() == [length - 2]
 
 
-def test_a_row_of_one_token_predicts_nothing_and_is_no_input():
+def test_a_row_of_one_token_predicts_nothing_and_is_not_an_input():
     batch = collate([row([3], [1]), row([4, 5], [1, 1])], packed=True)
     assert batch.input_ids_BT.tolist() == [[4]]
     assert batch.targets_N.tolist() == [5] and batch.rows_N.tolist() == [0]

@@ -108,11 +108,14 @@ def calling(call: Any) -> dict[str, Any]:
         ({"messages": [{"role": "human", "content": "hi"}]}, "message 1 has the role 'human'"),
         ({"messages": [{"role": "user"}]}, r"message 1 \(user\) has no text"),
         ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "neither `content` nor `tool_calls`"),
-        (calling({"function": {"name": "f", "arguments": "{"}}), "arguments that are no JSON"),
+        (calling({"function": {"name": "f", "arguments": "{"}}), "arguments that are not JSON"),
         (calling({"function": {}}), "a tool without a name"),
         (calling({"function": "python"}), "a tool without a name"),
         (calling("python"), "a tool without a name"),
-        *((calling({"name": "f", "arguments": given}), "arguments that are no object") for given in ("5", "[1]", 5)),
+        *(
+            (calling({"name": "f", "arguments": given}), "arguments that are not an object")
+            for given in ("5", "[1]", 5)
+        ),
         ({"messages": [{"role": "assistant", "content": 5}]}, r"message 1 \(assistant\) has no text in `content`"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part in `content` that is not text"),
         ({"messages": [QUESTION], "tools": ["python"]}, "tools holds what is not an object"),
@@ -122,9 +125,9 @@ def calling(call: Any) -> dict[str, Any]:
         ({"chat": "hello"}, "chat does not begin with USER"),
         ({"chat": 5}, "chat is not text"),
         ({"chat": "USER: a\n\n\nASSISTANT: <functioncall> f()"}, "a <functioncall> cannot be read"),
-        ({"chat": "USER: a", "system": "SYSTEM: x - {oops"}, "the functions in system are no JSON"),
+        ({"chat": "USER: a", "system": "SYSTEM: x - {oops"}, "the functions in system are not JSON"),
     ],
 )
-def test_a_row_that_is_no_conversation_says_why(row: Any, problem: str):
+def test_a_row_that_is_not_a_conversation_says_why(row: Any, problem: str):
     with pytest.raises(RowError, match=problem):
         conversation(row, "row")

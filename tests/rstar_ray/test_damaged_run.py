@@ -114,7 +114,7 @@ def test_a_run_of_a_newer_version_is_refused(command: str, run: Path, capsys: py
 
 @pytest.mark.parametrize("command", [*COMMANDS, "analysis"])
 @pytest.mark.parametrize("kind", ["not there", "a file", "empty", "something else"])
-def test_what_is_no_run_is_refused(kind: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_a_run_is_refused(kind: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "place"
     if kind == "a file":
         path.write_text(json.dumps({}))

@@ -21,7 +21,7 @@ def test_silence_is_found_at_the_first_tick_past_the_limit_and_said_once():
     assert [(second, wedged.seen) for second, wedged in found] == [(112, "silent for 11.0 s (limit 10 s)")]
 
 
-def test_the_time_in_which_it_got_no_core_is_no_silence():
+def test_the_time_in_which_it_got_no_core_is_not_silence():
     detector = watching("a")
     found: list[tuple[int, str]] = []
     for second in range(101, 130):

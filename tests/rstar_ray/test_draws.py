@@ -179,7 +179,7 @@ def violations(make_rule: MakeRule, seeds: range) -> tuple[int, int]:
 def test_no_token_is_older_than_the_bound_when_it_is_trained_and_every_draw_is_trained_once():
     faulty, at_bound = violations(StalenessRule, range(10_000))
     assert faulty == 0
-    assert at_bound > 5_000  # the bound is no looser than it has to be
+    assert at_bound > 5_000  # the bound is not looser than it has to be
 
 
 class OneTooMany(StalenessRule):

@@ -340,7 +340,7 @@ def test_a_kl_term_needs_the_references_logprobs():
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
 def test_a_token_that_became_vastly_likelier_gives_finite_losses_and_gradients(advantage: float):
     logprobs = torch.tensor([-0.1], requires_grad=True)
-    # The reference is no log-prob, but as far off as one could be.
+    # The reference is not a log-prob, but as far off as one could be.
     tokens = one_token(logprobs, old=-200.0, advantage=advantage, ref=200.0)
     loss, stats = policy_loss(tokens, derived.loss(kl_coefficient=0.1))
     loss.backward()

@@ -32,7 +32,7 @@ def test_an_update_without_a_sampled_token_has_weights_too(mode: Normalisation):
     assert token_weights([], [], mode) == []
 
 
-def test_a_group_without_a_sampled_token_is_no_group():
+def test_a_group_without_a_sampled_token_is_not_a_group():
     assert token_weights([2, 0], ["a", "b"], "group") == [0.5, 1.0]
 
 

@@ -88,7 +88,7 @@ def test_columns_that_are_unknown_are_named_and_can_be_given():
 
 
 @pytest.mark.parametrize(("value", "what"), [([1, 2], "a list"), ({"a": 1}, "an object"), (True, "True"), (0.5, "0.5")])
-def test_an_answer_that_is_no_text_is_refused_with_its_row(value: object, what: str):
+def test_an_answer_that_is_not_text_is_refused_with_its_row(value: object, what: str):
     good = {"problem": "?", "answer": "1"}
     with pytest.raises(ConfigError, match=rf"row 9, answer: is {what}, not text"):
         raw_problem({"problem": "?", "answer": value}, find_columns(good, where="row 1"), where="row 9")

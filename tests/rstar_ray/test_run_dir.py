@@ -185,7 +185,7 @@ def test_what_a_rank_of_a_killed_run_still_writes_is_in_nobodys_way(tmp_path: Pa
         assert names(run_dir.checkpoints_path / "stage1-step-000010") == ["manifest.json", "rank0"]
 
 
-def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room(tmp_path: Path):
+def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_invalid_and_takes_no_room(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         written = dict[Path, WrittenFile]()
         missing = pytest.raises(RStarError, match="state-1 of learner/rank-1 is not in")
@@ -195,7 +195,7 @@ def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room
         assert names(run_dir.checkpoints_path) == []
 
 
-def test_a_file_that_nobody_said_to_be_whole_is_no_part_of_a_checkpoint(tmp_path: Path):
+def test_a_file_that_nobody_said_to_be_whole_is_not_part_of_a_checkpoint(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         unreported = pytest.raises(RStarError, match=r"state-1 is in .*, but no writer reported its checksum")
         with unreported, run_dir.write_checkpoint("stage1", 10, written={}) as folder:

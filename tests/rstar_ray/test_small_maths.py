@@ -43,7 +43,7 @@ def test_equal_is_what_differs_by_rounding_alone_in_any_container(rewards: list[
     assert rewards_differ([*rewards, rewards[0] + 1e-6])
 
 
-def test_a_reward_that_is_no_number_is_refused():
+def test_a_reward_that_is_not_a_number_is_refused():
     for wrong in (math.nan, math.inf):
         with pytest.raises(ValueError, match="rewards_G"):
             group_advantages([1.0, wrong], deviation="population")
@@ -105,7 +105,7 @@ def test_the_counts_of_a_mix_add_up(weights: list[float], count: int, floor: int
 
 
 @pytest.mark.parametrize("mix", [("math",), ("math=0",), ("math=x",), ("math=1", "math=2"), ("=1",), ("a=inf",)])
-def test_what_is_no_mix_is_refused(mix: tuple[str, ...]):
+def test_what_is_not_a_mix_is_refused(mix: tuple[str, ...]):
     with pytest.raises(ConfigError, match=r"--data\.mix"):
         DataConfig(mix=mix)
 

@@ -294,7 +294,7 @@ def test_a_request_that_cannot_be_answered_says_which_field(fields: dict[str, An
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000, b"\xff"])
-def test_a_body_that_is_no_object_is_refused(body: bytes):
+def test_a_body_that_is_not_an_object_is_refused(body: bytes):
     with pytest.raises(BadRequest, match="the body is not"):
         read_request(body)
 

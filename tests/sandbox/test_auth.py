@@ -63,7 +63,7 @@ def test_a_token_is_asked_for_first_and_of_everything_but_ping():
     assert ask("GET", "/metrics", token="secret") == 401
 
 
-def test_an_empty_post_is_no_cross_site_program():
+def test_an_empty_post_is_not_a_cross_site_program():
     assert ask(Content_Type="", Content_Length="0") == 200
     assert ask(Content_Type="", Content_Length="0", Transfer_Encoding="chunked") == 415
     assert ask(Content_Type="") == 415

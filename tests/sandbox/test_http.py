@@ -106,13 +106,13 @@ async def test_batches_answer_every_entry_in_order_bad_ones_too(http: aiohttp.Cl
     ],
     ids=lambda value: str(type(value).__name__),
 )
-async def test_a_batch_that_is_none_is_refused(http: aiohttp.ClientSession, url: str, data: object):
+async def test_an_invalid_batch_is_refused(http: aiohttp.ClientSession, url: str, data: object):
     status, answer = await post(http, f"{url}/run/batch", data)
     assert status == 422 and answer["detail"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"type": "python"}'])
-async def test_a_body_that_is_no_request_is_refused(http: aiohttp.ClientSession, url: str, body: bytes):
+async def test_a_body_that_is_not_a_request_is_refused(http: aiohttp.ClientSession, url: str, body: bytes):
     for kind in ("application/json", MSGPACK):
         async with http.post(f"{url}/run", data=body, headers={"Content-Type": kind}) as answer:
             assert answer.status == 422

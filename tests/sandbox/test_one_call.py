@@ -18,7 +18,7 @@ async def run(pool: SandboxPool, code: str, stdin: str = "", **limits: float) ->
     return await pool.run(ExecutionRequest(code=code, stdin=stdin, limits=derived.program(**limits)))  # type: ignore[arg-type]
 
 
-async def test_a_byte_order_mark_before_a_program_is_no_part_of_it(pool: SandboxPool):
+async def test_a_byte_order_mark_before_a_program_is_not_part_of_it(pool: SandboxPool):
     assert tool_text(await run(pool, "\ufeffprint(1 + 1)")) == "2"
     assert tool_text(await run(pool, "\ufeffx = 6\nx * 7")) == "42"
     failed = await run(pool, "\ufeff1 / 0")

@@ -91,7 +91,7 @@ async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
         await until(lambda: pool.stats().servers_lost == 1 and pool._worker_groups["lean"].server not in (None, server))
 
 
-async def test_servers_that_were_killed_before_they_could_serve_are_no_end_of_the_pool():
+async def test_servers_that_were_killed_before_they_could_serve_do_not_end_the_pool():
     async with derived.pool(slots=1, warm=LEAN) as pool:
         groups = pool._worker_groups
         assert groups is not None

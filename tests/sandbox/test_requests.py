@@ -70,7 +70,7 @@ def test_a_request_over_the_wire_is_never_trusted_and_takes_the_servers_limits()
         ({"code": "", "n" * 50: 1}, f"unknown fields: {'n' * 40}$"),
     ],
 )  # fmt: skip
-def test_a_request_that_is_none_is_refused_with_the_field(data: Any, problem: str):
+def test_an_invalid_request_is_refused_with_the_field(data: Any, problem: str):
     with pytest.raises(ValueError, match=problem):
         request_from_data(data)
 
@@ -101,7 +101,7 @@ def test_a_submission_is_read_with_its_input_and_what_it_should_print():
         (submission(input={}), "input: expected a string, got an object"),
     ],
 )  # fmt: skip
-def test_a_submission_that_is_none_is_refused_with_the_field(data: Any, problem: str):
+def test_an_invalid_submission_is_refused_with_the_field(data: Any, problem: str):
     with pytest.raises(code_judge.BadInput, match=problem):
         code_judge.read_submission(data, derived.program())
 
@@ -161,7 +161,7 @@ async def test_expressions_are_equal_where_the_program_says_so():
     [said("="), said("=/x"), said("=/=="), said("==/", Outcome.TIMEOUT, reason="ran for too long"),
      said("", stderr="first\nlast")],
 )  # fmt: skip
-async def test_a_comparison_that_failed_is_no_verdict(answer: ExecutionResult):
+async def test_a_comparison_that_failed_is_not_a_verdict(answer: ExecutionResult):
     with pytest.raises(JudgeError, match=r"comparing 'a+' with 'b'") as failed:
         await equal_expressions(Answers(answer).run, [("a" * 90, "b"), ("1", "1"), ("2", "2")])
     assert "a" * 80 in str(failed.value) and "a" * 81 not in str(failed.value)

@@ -253,7 +253,7 @@ def test_a_dropped_rows_place_is_used_again_with_nothing_of_before():
     assert estimate.num_groups == 1 and estimate.add_group("b") == 0
 
 
-def test_what_was_dropped_is_no_evidence_when_its_group_is_forgotten():
+def test_what_was_dropped_is_not_evidence_when_its_group_is_forgotten():
     estimate = LengthEstimate(MOST)
     group = estimate.add_group("last")
     estimate.end(estimate.start(group, 0.0), 900.0, truncated=False)

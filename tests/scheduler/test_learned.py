@@ -113,7 +113,7 @@ def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
     read = Learned.from_json(json.loads(json.dumps(learned.as_json())))
     again.load_learned(read)
     assert read == learned == again.learned()
-    again.load_learned(read)  # twice is no other than once
+    again.load_learned(read)  # twice is the same as once
     assert again.learned() == learned
 
 

@@ -154,7 +154,7 @@ def test_call_markers_that_are_special_tokens_are_seen():
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "r1-distill"])
-def test_calls_and_answers_inside_a_thought_are_none(name: str):
+def test_calls_and_answers_inside_a_thought_do_not_count(name: str):
     chat = chat_of_family(name)
     call = chat.syntax.write(TOOL, {"code": "1"})
     opens = "" if chat.profile.prefill else "<think>\n"

@@ -89,7 +89,7 @@ SAME = [
     ("\\mathbb R", "\\mathbb{R}"),
     ("\\langle 1, 2 \\rangle", "(1,2)"),
 
-    # products of unknowns are no words
+    # products of unknowns are not words
     ("a^2+2ab+b^2", "(a+b)^2"), ("2yx", "2xy"), ("{90^\\circ}", "90"),
     # functions that computer algebra would do away with
     ("x^2+y^2=1", "y^2+x^2=1"), ("a-(-b)", "a+b"),

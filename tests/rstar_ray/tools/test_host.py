@@ -227,7 +227,7 @@ class Unreachable(Joined):
         return self.said
 
 
-async def test_what_a_tool_says_is_our_failure_is_no_outcome_and_the_state_of_then_comes_back():
+async def test_what_a_tool_says_is_our_failure_is_not_an_outcome_and_the_state_of_then_comes_back():
     async def gone(text: str) -> str:
         raise ToolError("the service is gone")
 

@@ -92,7 +92,7 @@ async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: 
         (["python", "many:same"], "many:same and python are both named 'python'. Hint: rename one"),
     ],
 )
-def test_what_is_no_tool_is_refused_in_one_line(entries: list[str], complaint: str, folder: Path):
+def test_what_is_not_a_tool_is_refused_in_one_line(entries: list[str], complaint: str, folder: Path):
     with pytest.raises(ConfigError) as refused:
         tool_specs(entries, str(folder))
     assert complaint in str(refused.value) and "\n" not in str(refused.value)

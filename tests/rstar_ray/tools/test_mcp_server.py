@@ -105,7 +105,7 @@ async def test_a_server_that_dies_is_restarted_and_the_call_made_again(
 
 
 @pytest.mark.real
-async def test_a_call_that_ends_its_server_each_time_is_no_outcome_and_harms_no_other(frail: list[str]):
+async def test_a_call_that_ends_its_server_each_time_is_not_an_outcome_and_harms_no_other(frail: list[str]):
     host = host_of(mcp_tools(frail, deadline_s=60))
     assert (await say(host, "a")).text == "a"
     crash, *slow = await asyncio.gather(*(say(host, text) for text in ("crash", "slow 1", "slow 2", "slow 3")))
@@ -144,7 +144,7 @@ async def test_all_pages_of_tools_are_read_and_some_taken_under_other_names(page
         ),
     ],
 )
-def test_tools_that_are_none_here_are_refused_with_the_way_around(
+def test_tools_that_are_invalid_here_are_refused_with_the_way_around(
     paged: list[str], options: dict[str, Any], complaint: str
 ):
     with pytest.raises(ConfigError) as refused:

@@ -41,7 +41,7 @@ def made(**changes: Any) -> Tool:
         ({"parameters": {"type": "string"}}, 'its "type" is not "object"'),
         ({"parameters": {"type": "object", "properties": {"query": {"type": "text"}}}}, "has the unknown type 'text'"),
         ({"parameters": {"type": "object", "required": ["query"]}}, "'query' is required and no property"),
-        ({"parameters": {"type": "object", "properties": []}}, '"properties" are no object'),
+        ({"parameters": {"type": "object", "properties": []}}, '"properties" is not an object'),
         ({"function": None}, "exactly one of function, state and program"),
         ({"program": "print(1)"}, "exactly one of function, state and program"),
         ({"function": blocking}, "its function is not async. Hint: write `async def`"),
