@@ -127,7 +127,7 @@ class Run:
 
 # -- learner --------------------------------------------------------------------------------------------------------
 class RowLearner:
-    """The product's learner in a process of its own, without its front."""
+    """The product's learner in a separate process, without its front."""
 
     def __init__(self, config: RunConfig, model: str) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

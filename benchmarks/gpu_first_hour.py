@@ -137,7 +137,7 @@ def missing(step: Step, machine: Machine, done: dict[str, Outcome]) -> str:
 
 
 def run_step(step: Step, out: Path, deadline_s: float) -> Outcome:
-    """In a session of its own, all of whose processes end with it. Its output goes to NAME.log."""
+    """In a separate session, all of whose processes end with it. Its output goes to NAME.log."""
     log = out / f"{step.name}.log"
     command = [sys.executable, *(part.replace("{out}", str(out)) for part in step.command)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0"}

@@ -255,7 +255,7 @@ def equal_trace(
 
 @asynccontextmanager
 async def balancer_actor(rule: str) -> AsyncGenerator[Remote[BalancerService]]:
-    """A balancer of its own, as an actor; Ray must run."""
+    """A separate balancer, as an actor; Ray must run."""
     balancer = start_balancer(replace(BalancerConfig(), rule=cast(Any, rule)), name=f"balancer-{uuid4().hex[:12]}")
     try:
         yield balancer

@@ -132,7 +132,7 @@ def through(pool: SandboxPool) -> Call:
 
 
 class OwnServer:
-    """`python -m sandbox serve` as a process of its own, on any port."""
+    """`python -m sandbox serve` as a separate process, on any port."""
 
     def __init__(self, level: str, workers: int) -> None:
         self._command = [sys.executable, "-m", "sandbox", "serve", "--port", "0", "--level", level]

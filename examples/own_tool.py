@@ -2,7 +2,7 @@
 
 rstar stage 1 --rollout.instruct --tools.use python own_tool:sql --own-folder examples
 
-A tool is a name, a JSON schema and an async function. It runs in a process of its own, with your rights: the policy
+A tool is a name, a JSON schema and an async function. It runs in a separate process, with your rights: the policy
 writes the query, so the database is opened read-only.
 """
 

@@ -85,7 +85,7 @@ def write_all(root: Path, shape: Shape, *, problems: int) -> None:
 
 
 def own_folder(folder: Path) -> Path:
-    """A tool and a reward of one's own, in own.py."""
+    """A custom tool and reward, in own.py."""
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
     return folder

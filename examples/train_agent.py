@@ -53,7 +53,7 @@ async def result_of(call: Any) -> dict[str, Any]:
 
 
 async def run(code: str, stdin: str) -> ExecutionResult:
-    """In a sandbox that all agents of this process share, on an event loop of its own: each agent has another."""
+    """In a sandbox that all agents of this process share, on a separate event loop: each agent has another."""
     request = ExecutionRequest(code=code, stdin=stdin, limits=program_limits(SandboxConfig()))
     loop, pool = sandbox()
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.run(request), loop))

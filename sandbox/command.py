@@ -1,6 +1,6 @@
 """Runs a command of the user, such as an agent, in a separate jail whose network holds one address.
 
-The command sees its folder and its interpreter, both read-only, and a small folder of its own in memory (HOME). At its
+The command sees its folder and its interpreter, both read-only, and a small private folder in memory (HOME). At its
 one address, 127.0.0.1, a process outside answers: the socket that listens there is made in the jail and handed out.
 """
 

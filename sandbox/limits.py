@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 class Limits:
     """Bounds of one call; `program_limits` makes those of a run, `standard_limits` what holds where none are named.
 
-    A program times out once it has used `cpu_s` of its own CPU time (all threads), or when
+    A program times out once it has used `cpu_s` of CPU time (all threads), or when
     `wall_s` have passed on the clock since it started; waiting in a queue counts for neither.
     So on a busy machine a working program is judged by its work, while a sleeping one still ends.
     """

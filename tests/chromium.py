@@ -130,7 +130,7 @@ class Pages:
 
 @contextlib.asynccontextmanager
 async def tab(profile: Path) -> AsyncIterator[Tab]:
-    """A fresh browser with one empty page; `profile` is a folder of its own."""
+    """A fresh browser with one empty page; `profile` is a separate folder."""
     assert CHROMIUM is not None
     left = tempfile.mkdtemp(prefix="chromium-")  # what it leaves lies there, by a path short enough for its socket
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Set before anything imports Ray, vLLM or torch: a token of its own, quiet, one thread each."""
+"""Set before anything imports Ray, vLLM or torch: a separate token, quiet, one thread each."""
 
 import atexit
 import functools

@@ -159,7 +159,7 @@ def test_every_page_has_its_place_in_the_site_and_links_lead_there():
     )
 
 
-@pytest.mark.skipif(MKDOCS is None, reason="no mkdocs here: `make docs` installs it into a folder of its own")
+@pytest.mark.skipif(MKDOCS is None, reason="no mkdocs here: `make docs` installs it into a separate folder")
 @pytest.mark.parametrize("more", ["", "[gone](nowhere.md)", "[no such part](own.md#nothing)"])
 def test_the_site_is_built_unless_a_link_in_it_leads_nowhere(more: str, tmp_path: Path):
     assert MKDOCS is not None

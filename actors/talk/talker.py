@@ -142,9 +142,9 @@ def run_config(folder: Path) -> RunConfig:
 
 def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> TokenizerChat:
     """The chat of a model folder. Policies of scale tiny know their tool; other models get instructions for tools."""
-    taught = load_chat(folder, config, instruct=False, tools=tools)
-    if taught.tokenizer.chat_template == CHAT_TEMPLATE:
-        return taught
+    chat = load_chat(folder, config, instruct=False, tools=tools)
+    if chat.tokenizer.chat_template == CHAT_TEMPLATE:
+        return chat
     return load_chat(folder, config, instruct=True, tools=tools, syntax_of=VllmCalls)
 
 

@@ -76,7 +76,7 @@ def mcp_tools(
 def _found(address: "_Address", connection: "_Connection") -> list[Any]:
     """What a server has, as it describes it."""
     try:
-        return _in_a_loop_of_its_own(connection.list_tools)
+        return _in_new_loop(connection.list_tools)
     except Exception as error:
         wrong = f"it does not answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else _root(error)
         raise ConfigError(str(address), wrong, "start it, or fix its address") from None
@@ -269,7 +269,7 @@ def _is_lost(error: Exception) -> bool:
     return isinstance(error, _Lost | OSError | anyio.ClosedResourceError | anyio.BrokenResourceError)
 
 
-def _in_a_loop_of_its_own(work: Callable[[], Awaitable[Any]]) -> Any:
+def _in_new_loop(work: Callable[[], Awaitable[Any]]) -> Any:
     """Importing a module may happen inside a running loop."""
     found: list[Any] = []
 

@@ -1,6 +1,6 @@
 """Building the jail of one cell; runs in the cell's own process, before any program does.
 
-`namespaces`: PID 1 of its own user, pid, mount, network, ipc and uts namespaces, with a private
+`namespaces`: PID 1 of separate user, pid, mount, network, ipc and uts namespaces, with a private
 root made of read-only trees and one small tmpfs. `landlock`: same namespaces as everybody, another
 uid where we are root, and Landlock rules. `process`: a separate session, nothing more.
 """

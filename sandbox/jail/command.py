@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from sandbox.jail import build, kernel, seccomp
 
 PORT = 8000
-"""Of the one address, 127.0.0.1. Every jail has a network of its own, so it is free."""
+"""Of the one address, 127.0.0.1. Every jail has a separate network, so it is free."""
 LOOK_MS = 100
 """How often processes that the command left behind and that have ended are waited for."""
 REACH = seccomp.Reach(processes=True, own_pids=True, own_uid=True, own_files=True, command=True)

@@ -23,7 +23,7 @@ class Request:
         self.new_tokens = new_tokens
         self.seen = seen  # of the context, computed by some engine before: whole blocks computed again are waste
         self.order = 0
-        self.held = 0  # blocks of its own while running
+        self.held = 0  # private blocks while running
         self.prefill_left = 0
         self.end_step = 0
         self.computed = False  # prefill done: it decodes

@@ -33,7 +33,7 @@ def save_policy(folder: Path, seed: int = 0, **changes: Any) -> Path:
         "head_dim": 32,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
-        # Ids beyond which a random policy's sampled text has no meaning of its own.
+        # Ids beyond which a random policy's sampled text has no meaning.
         "bos_token_id": 0,
         "eos_token_id": 1,
         **changes,
@@ -71,7 +71,7 @@ def micro_batches(rows: Sequence[TokenRow], tokens: int = 512) -> list[list[Toke
 
 
 def weighted(rows: Sequence[TokenRow], mode: Normalisation = "token") -> list[TokenRow]:
-    """The rows of one update; each is a group of its own."""
+    """The rows of one update; each is a separate group."""
     weights = token_weights([row.num_sampled_tokens for row in rows], [row.name for row in rows], mode)
     return [replace(row, token_weight=weight) for row, weight in zip(rows, weights, strict=True)]
 

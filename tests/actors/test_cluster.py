@@ -1,4 +1,4 @@
-"""Starting and stopping a head of our own, as far as it goes without one."""
+"""Starting and stopping a separate head, as far as it goes without one."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from rstar_ray.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_separate_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -250,7 +250,7 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
     assert not core.is_running()
 
 
-async def test_an_engine_keeps_its_temporary_files_in_a_folder_of_its_own(engine: Engine, temporary: Path):
+async def test_an_engine_keeps_its_temporary_files_in_a_separate_folder(engine: Engine, temporary: Path):
     (own,) = temporary.iterdir()
     assert os.environ["TMPDIR"] == os.environ["VLLM_RPC_BASE_PATH"] == tempfile.gettempdir() == str(own)
     assert any(own.glob("vllm_dist_*"))  # or vLLM leaves nothing any more, and the folder is needless

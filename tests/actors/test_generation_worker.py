@@ -303,7 +303,7 @@ async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
     await one.close()
 
 
-async def test_a_fault_of_our_own_ends_the_stream_instead_of_the_run_waiting_for_ever():
+async def test_an_internal_fault_ends_the_stream_instead_of_the_run_waiting_for_ever():
     class Buggy(AddingSandbox):
         async def __call__(self, call: object) -> Any:
             raise MemoryError("no room")

@@ -170,7 +170,7 @@ def test_log_probs_are_those_of_transformers(start: Start, folder: Path):
     assert float((got - want[torch.from_numpy(ROWS[0].loss_mask[1:])]).abs().max()) < 1e-5
 
 
-def test_with_one_update_a_pass_of_its_own_for_old_logprobs_finds_no_difference(start: Start):
+def test_with_one_update_a_separate_pass_for_old_logprobs_finds_no_difference(start: Start):
     rank = start(check_old_logprobs_every=2)
     first, second = update(rank), update(rank)
     assert not {"old_logprobs_drift", "kl"} & first.metrics.keys()  # not compared, and no reference to compare with
@@ -346,7 +346,7 @@ def test_a_folder_without_a_model_is_refused(start: Start, tmp_path: Path):
         start(model=tmp_path)
 
 
-def test_a_head_of_its_own_under_a_config_that_ties_it_is_refused(start: Start, tmp_path: Path):
+def test_a_separate_head_under_a_config_that_ties_it_is_refused(start: Start, tmp_path: Path):
     """transformers would train both, and engines would serve the embeddings alone."""
     from safetensors.numpy import load_file, save_file
 

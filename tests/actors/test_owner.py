@@ -40,7 +40,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arguments", [[], ["worker"]], ids=["alone", "through a worker of its own"])
+@pytest.mark.parametrize("arguments", [[], ["worker"]], ids=["alone", "through a separate worker"])
 def test_the_killed_owners_processes_end(arguments: list[str]):
     core = CORE.replace("WORKER", repr(WORKER))
     program = OWNER.replace("CORE", repr(core))

@@ -39,7 +39,7 @@ sys.exit(status_of(connect))
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ray.runtime_context.RayContext"]:  # type: ignore[name-defined]
-    """A head as `make cluster-up` starts it, with ports of its own: other tests have a Ray at the same time."""
+    """A head as `make cluster-up` starts it, with separate ports: other tests have a Ray at the same time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("cluster"))
         patch.setattr(head, "DASHBOARD_PORT", head.free_port())

@@ -77,7 +77,7 @@ class Worker:
         self.answer_lost = False  # with its node
         self.no_start = 0  # so often its engine does not come up
         self.fault_in_serve: Exception | None = None
-        self.fault: Exception | None = None  # what its next call raises, or a loop of its own has met
+        self.fault: Exception | None = None  # what its next call raises, or a background loop has met
         self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
         self.start, self.serve = Method(self._start), Method(self._serve)

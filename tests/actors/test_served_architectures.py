@@ -54,8 +54,8 @@ def model_of(kind: str, seed: int, **changes: Any) -> Any:
     [
         pytest.param("Qwen2", TIED, 1, id="biases, a tied head"),
         pytest.param("Qwen2", TIED, 2, id="split over two ranks", marks=pytest.mark.slow),
-        pytest.param("Llama", UNTIED | BIASED, 1, id="a head of its own", marks=pytest.mark.slow),
-        pytest.param("Llama", UNTIED | BIASED | EVEN, 2, id="a split head of its own", marks=pytest.mark.slow),
+        pytest.param("Llama", UNTIED | BIASED, 1, id="a separate head", marks=pytest.mark.slow),
+        pytest.param("Llama", UNTIED | BIASED | EVEN, 2, id="a separate split head", marks=pytest.mark.slow),
         pytest.param("Gemma3", TIED, 1, id="other norms", marks=pytest.mark.slow),
         pytest.param("Phi3", UNTIED, 1, id="saved in one", marks=pytest.mark.slow),
         pytest.param("Mistral", UNTIED, 1, id="mistral", marks=pytest.mark.slow),

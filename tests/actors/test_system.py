@@ -139,7 +139,7 @@ async def test_actors_are_found_by_the_names_the_dashboard_shows(system: Trainin
     }  # fmt: skip
 
 
-async def test_tools_of_ones_own_run_beside_python_and_survive_a_death_and_a_call_that_blocks(system: TrainingActors):
+async def test_custom_tools_run_beside_python_and_survive_a_death_and_a_call_that_blocks(system: TrainingActors):
     host = Remote[ToolHostActor].named("tools/mine:tools/0", caller="test")
     tools = Tools(system.specs, system.tools, {"mine:tools": [host]}, caller="test").open(
         RolloutState.start(request(), [1])

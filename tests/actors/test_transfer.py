@@ -281,7 +281,7 @@ def receive(meetings: Any, plan: list[Any], answers: Any, dies_at: int | None) -
 
 
 class FarEngine:
-    """An `EngineLine` of a process of its own."""
+    """An `EngineLine` of a separate process."""
 
     def __init__(self, name: str, plan: BucketPlan, dies_at: int | None = None) -> None:
         self.seat = EngineSeat(name=name, incarnation="1", ranks=1, sender=0)

@@ -41,7 +41,7 @@ class Case:
     notice_s: float | None = None  # until the run said what it had lost
     full_speed_s: float | None = None  # until the first step at full speed began, all parts being there
     dropped: int = 0  # rollouts that the fault itself ended, named by their reason
-    lost: int = 0  # rollouts that ended for another reason of our own
+    lost: int = 0  # rollouts that ended for another internal reason
     twice: int = 0
     named: bool = True
     late: bool = False  # it was noticed later than it should

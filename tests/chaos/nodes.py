@@ -1,7 +1,7 @@
 """`python -m tests.chaos.nodes`: a run on two Ray nodes of this machine, one of which is lost.
 
 With a rank and a replica on each, the node's parts find room on another node, or it comes back, or neither, and then
-the run ends and says so. Where a node can have a network of its own here (`has_far`), it is cut off too, or halted with
+the run ends and says so. Where a node can have a separate network here (`has_far`), it is cut off too, or halted with
 all that is on it, until Ray gives it up, and is back once the run continues without it. With one rank the node without
 it is lost, and with it a replica alone and the trajectories that lie there. With `--smaller` the command is given with
 `--on-insufficient-resources scale-down`, and continues with what is left.
@@ -43,7 +43,7 @@ OBJECT_STORE_BYTES = 100 * 2**20
 
 
 class Far:
-    """A node in a network of its own: one link leads to the head, which can be cut. The link goes with its processes.
+    """A node in a separate network: one link leads to the head, which can be cut. The link goes with its processes.
 
     Ray is started on it as by hand, with `ray start`; where it has ended, `start` gives it a node again.
     """
@@ -132,11 +132,11 @@ def _ip(*words: str, inside: Sequence[str] = ()) -> None:
 
 
 class Nodes:
-    """A Ray of our own: a head, and nodes with room for one bundle that come and go. Ends what it started alone."""
+    """A separate Ray: a head, and nodes with room for one bundle that come and go. Ends what it started alone."""
 
     def __init__(self, control: Path, head_cpus: int, *, far: bool) -> None:
         """`control`: what `tests.chaos.seams` asks, in every process that a node starts. `far`: each of those that join
-        has a network of its own."""
+        has a separate network."""
         self._environment = dict(os.environ)
         os.environ |= {VARIABLE: str(control), "PYTHONPATH": str(REPOSITORY)}
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -272,7 +272,7 @@ def _not_gone(seen: Mapping[int, str]) -> list[str]:
 
 
 def has_far() -> bool:
-    """Whether nodes can have networks of their own here: for root, on a machine that has one itself."""
+    """Whether nodes can have separate networks here: for root, on a machine that has one itself."""
     from ray.util import get_node_ip_address
 
     there = all(map(shutil.which, ("ip", "nsenter", "unshare"))) and interface_of(get_node_ip_address()) != "lo"

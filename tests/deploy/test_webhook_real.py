@@ -64,7 +64,7 @@ def run() -> Iterator[tuple[type[Run], int]]:
 
 
 def hasty(name: str, **changed: str) -> str:
-    """A shipped file with its waits cut to a second, and addresses of this test in place of its own."""
+    """A shipped file with its waits cut to a second, and addresses of this test in place of those shipped."""
     text = (DEPLOYED / "prometheus" / name).read_text()
     text = re.sub(r"\b(for|group_wait|scrape_interval|evaluation_interval): \d+[smh]", r"\1: 1s", text)
     for old, new in changed.items():

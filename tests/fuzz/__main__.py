@@ -1,6 +1,6 @@
 """`make fuzz-sandbox`: generated programs against the jail, at each level, as each user; a JSON line for each.
 
-Every combination runs in a pid namespace of its own. Between rounds an oracle looks at a canary file and process, at
+Every combination runs in a separate pid namespace. Between rounds an oracle looks at a canary file and process, at
 what the next program finds, at mounts, processes, disk and memory, and at the pool's statistics. A finding is printed
 with the command that repeats its round. `--door` sends requests to the HTTP server instead
 (tests/fuzz/http_requests.py).

@@ -31,9 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--level", required=True)
     parser.add_argument("--user", required=True, help="only for the words of what is printed")
-    parser.add_argument(
-        "--folder", type=Path, required=True, help="a file system of its own, for the pool and canaries"
-    )
+    parser.add_argument("--folder", type=Path, required=True, help="a separate file system, for the pool and canaries")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the first round")
     parser.add_argument("--rounds", type=int, default=0, help="0: until the time is over")

@@ -1,4 +1,4 @@
-"""A pid namespace of one's own, with mounts, IPC and a network: whatever signals broadly reaches nobody else."""
+"""A separate pid namespace, with mounts, IPC and a network: whatever signals broadly reaches nobody else."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ _APART = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel
 
 
 def enclosed(work: Callable[[Path], int]) -> int:
-    """Run `work` with a folder on a file system of its own, as the second process of fresh namespaces.
+    """Run `work` with a folder on a separate file system, as the second process of fresh namespaces.
 
     Returns its exit status. When it has ended, so has everything that it started: the kernel ends a pid namespace with
     its first process. Raises OSError where namespaces cannot be had.

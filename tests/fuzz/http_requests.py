@@ -42,7 +42,7 @@ QUIET_S = 30.0  # until connections and programs of a round are gone
 
 
 class Server:
-    """`python -m sandbox serve` in a process of its own."""
+    """`python -m sandbox serve` in a separate process."""
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "sandbox", "serve", "--port", "0", "--workers", "2", *options]

@@ -38,7 +38,7 @@ SHARE = 0.3  # of the device, for the engine
 DEADLINE_S = 60.0
 LEAK_BYTES = 16 * 2**20
 WORKSPACE_BYTES = 256 * 2**20
-"""Of cuBLAS or hipBLASLt: 32 to 128 MiB for each thread that multiplies matrices, and autograd has one of its own."""
+"""Of cuBLAS or hipBLASLt: 32 to 128 MiB for each thread that multiplies matrices, and autograd has a separate one."""
 BFLOAT16_DIFFERENCE = 0.02
 """Of log-probs, in the mean: kernels of engine and learner round at other places."""
 

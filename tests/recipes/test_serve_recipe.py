@@ -344,7 +344,7 @@ async def test_a_question_is_answered_on_the_screen(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.real
-async def test_tools_of_ones_own_run_in_a_talk_as_in_a_rollout(tmp_path: Path):
+async def test_custom_tools_run_in_a_talk_as_in_a_rollout(tmp_path: Path):
     (tmp_path / "mine.py").write_text(SEARCH)
     config = ToolsConfig(use=("python", "mine:all_of_them"))
     specs = tool_specs(config.use, str(tmp_path))

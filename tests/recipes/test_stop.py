@@ -1,4 +1,4 @@
-"""Signals to a process of our own: this one."""
+"""Signals to a process of the test: this one."""
 
 import asyncio
 import os

@@ -25,7 +25,7 @@ def written(folder: Path, **files: str) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> RunConfig:
-    """A run with a reward, two tools and a template of one's own."""
+    """A run with a reward, two tools and a template, all custom."""
     folder = written(
         tmp_path / "own",
         graded="import helper\nfrom pack.deep import rule\nimport numpy, missing\n",

@@ -141,7 +141,7 @@ def test_each_sampled_token_meets_the_input_before_it_and_its_own_advantage(pack
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_advantages_of_their_own_go_to_each_sampled_token(packed: bool):
+def test_token_advantages_go_to_each_sampled_token(packed: bool):
     tokens = row([5, 6, 7, 8], [0, 1, 0, 1], np.array([0.5, -1.0], np.float32))
     assert collate([*ROWS[1:], tokens], packed=packed).advantages_N.tolist() == [-2.0, 0.5, -1.0]
 

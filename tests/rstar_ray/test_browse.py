@@ -93,7 +93,7 @@ def test_with_graded_rewards_a_rollout_is_compared_with_those_of_its_reward():
     assert "among those with" not in reason(group[1], group[1:], known, "paper")
 
 
-def test_equal_rewards_failures_of_ours_and_evaluations_have_reasons_of_their_own():
+def test_equal_rewards_failures_of_ours_and_evaluations_have_separate_reasons():
     group = [row(0), row(1)]
     equal = step_statuses(s0="in_equal_groups", s1="in_equal_groups")
     assert reason(group[0], group, equal, "paper").endswith("have the same reward: no signal.")

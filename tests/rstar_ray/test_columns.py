@@ -1,4 +1,4 @@
-"""Columns of problem files made by others, and problem files of our own."""
+"""Columns of problem files made by others, and problem files in this repository's format."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def read(fields: dict[str, Any], **named: str) -> RawProblem:
     return raw_problem(fields, find_columns(fields, where="row 1", **named), where="row 1")
 
 
-def test_an_answer_of_its_own_goes_before_a_solutions_box():
+def test_a_separate_answer_goes_before_a_solutions_box():
     fields = {"problem": "?", "answer": "3", "solution": r"\boxed{4}"}
     assert read(fields).answer == "3"
     assert read({"problem": "?", "solution": r"\boxed{4}"}).answer == "4"

@@ -87,7 +87,7 @@ def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_know
     assert "KV cache" not in asked and asked["Entropy"].state is CheckState.UNKNOWN
 
 
-def test_the_longest_rollout_of_a_step_is_the_one_with_most_seconds_of_its_own():
+def test_the_longest_rollout_of_a_step_is_the_one_with_most_own_seconds():
     many = [rollout(sibling=n, generate_s=seconds, tool_s=tool) for n, (seconds, tool) in enumerate([(1, 9), (7, 1)])]
     longest = longest_rollout(many)
     assert longest is not None

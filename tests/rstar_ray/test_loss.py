@@ -128,7 +128,7 @@ def reference_loss(
 
 
 def sampled_tokens(tensors: dict[str, Tensor], settings: AlgorithmConfig) -> SampledTokens:
-    """Each row a group of its own but the first two, which share one."""
+    """Each row a separate group but the first two, which share one."""
     weights = token_weights(LENGTHS, GROUPS, settings.normalisation, constant_tokens=CONSTANT_TOKENS)
     rows = torch.tensor(ROWS)
     return SampledTokens(

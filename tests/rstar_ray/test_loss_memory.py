@@ -1,4 +1,4 @@
-"""Log-probs over a large vocabulary never hold a [tokens, vocabulary] matrix; measured in a process of its own."""
+"""Log-probs over a large vocabulary never hold a [tokens, vocabulary] matrix; measured in a separate process."""
 
 import subprocess
 import sys

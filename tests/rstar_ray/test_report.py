@@ -119,7 +119,7 @@ def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
     assert "## Evaluation: aime2024" in markdown_report(run)
 
 
-def test_a_chart_has_the_title_of_its_own_figures_and_each_component_and_tool_a_chart(tmp_path: Path):
+def test_a_chart_has_the_title_of_its_figures_and_each_component_and_tool_a_chart(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 3})
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     named = {"reward_component/length": -0.5, "tool_calls/python": 1.5, "tool_calls/search": 0.5}

@@ -275,7 +275,7 @@ class Talk:
         )
 
 
-async def test_turns_of_an_environment_have_a_limit_of_their_own():
+async def test_turns_of_an_environment_have_a_separate_limit():
     talk = Talk()
     state = await talk.play(["1", "2", call("1+2"), "3", "4"], max_turns=2, max_environment_turns=3)
     assert state.stop_reason is StopReason.MAX_TURNS

@@ -63,7 +63,7 @@ def test_another_configuration_is_refused_by_the_names_of_its_fields(tmp_path: P
     assert run_dir.config_path.read_text() == before
 
 
-def test_each_stage_has_a_configuration_of_its_own_with_some_fields_shared(tmp_path: Path):
+def test_each_stage_has_a_separate_configuration_with_some_fields_shared(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG):
         pass
     longer = CONFIG | {"rollout": {"max_turns": 8, "temperature": 1.0}}

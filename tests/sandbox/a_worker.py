@@ -1,4 +1,4 @@
-"""A sandbox server in a process of its own, with the leanest pool: `python -m tests.sandbox.a_worker SLOTS TOKEN`."""
+"""A sandbox server in a separate process, with the leanest pool: `python -m tests.sandbox.a_worker SLOTS TOKEN`."""
 
 import asyncio
 import sys

@@ -46,7 +46,7 @@ def _become_other() -> Callable[[], None]:
 
 
 def folders_opened() -> Callable[[], None]:
-    """What root does, in mounts of its own, so that everybody may read this environment and nothing else beside it."""
+    """What root does, in separate mounts, so that everybody may read this environment and nothing else beside it."""
     needed = {Path(place).resolve() for place in (sys.prefix, sys.base_prefix, REPOSITORY)}
     closed = {top: sorted(path for path in needed if top in path.parents) for top in map(_first_closed, needed) if top}
 

@@ -1,6 +1,6 @@
 """Attacks that got through once, each with what must be found afterwards: `python -m tests.sandbox.attacks LEVEL`.
 
-Run in a process of its own, so that it can be run as any user; prints one JSON object: attack to what was wrong.
+Run in a separate process, so that it can be run as any user; prints one JSON object: attack to what was wrong.
 """
 
 import asyncio
@@ -442,7 +442,7 @@ print(shutil.copyfile("a", "b"))
 
 
 @attack
-async def a_thread_has_no_descriptors_of_its_own(pool: SandboxPool, _: Path) -> str:
+async def a_thread_has_no_private_descriptors(pool: SandboxPool, _: Path) -> str:
     """They are counted by table, so that sixty threads would hold sixty times as much in pipes and pairs."""
     code = """
 stack = mmap.mmap(-1, 1 << 16)

@@ -1,6 +1,6 @@
 """Starting a pool where containers and hosts refuse something: `python -m tests.sandbox.in_container WHAT LEVEL`.
 
-Run in a process of its own, as any user; prints one JSON object: the level that was reached and what it rests on, or
+Run in a separate process, as any user; prints one JSON object: the level that was reached and what it rests on, or
 the refusal. `mask_proc` is for the process that starts it, which can mount.
 """
 
@@ -48,7 +48,7 @@ _READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 
 
 def mask_proc() -> None:
-    """Cover what Docker covers of /proc, in mounts of our own."""
+    """Cover what Docker covers of /proc, in separate mounts."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     for name in _MASKED:
@@ -84,7 +84,7 @@ def as_docker() -> None:
 
 
 def without_user_namespaces() -> None:
-    """As where the host's sysctl is 0: in a user namespace of our own, whose limit we set."""
+    """As where the host's sysctl is 0: in a separate user namespace, whose limit we set."""
     if child := os.fork():  # who has threads can leave no namespace
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     user, group = os.getuid(), os.getgid()

@@ -85,7 +85,7 @@ def test_a_submission_is_read_with_its_input_and_what_it_should_print():
     assert read.request.limits.stdout_chars == 5
     compared = code_judge.read_submission(submission(expected_output="1", type="cpp"), derived.program(stdout_chars=5))
     assert (compared.request.limits.stdout_chars, compared.request.language) == (MIB, "cpp")
-    assert len(compared.sub_id) == 36  # an id of its own
+    assert len(compared.sub_id) == 36  # a separate id
     assert code_judge.read_submission(submission(sub_id="x" * 2_000), derived.program()).sub_id == "x" * 1_000
     assert len(code_judge.read_submission(submission(sub_id=""), derived.program()).sub_id) == 36
 

@@ -174,7 +174,7 @@ def reasons(balancer: Balancer) -> dict[str, str]:
     return {grant.load.rollout_id: grant.placement.why for grant in grants if grant.placement}
 
 
-def test_a_cached_prompt_and_a_move_are_reasons_of_their_own():
+def test_a_cached_prompt_and_a_move_are_separate_reasons():
     balancer = fleet("prefix_aware")
     balancer.submit([load("a"), load("b")])
     assert list(reasons(balancer).values())[1] == "the prompt is cached there"

@@ -41,7 +41,7 @@ RSTAR = """\
 {%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<reason>' }}{%- endif %}
 """
-"""Of the shape of rStar2-Agent's: an opened `<reason>`, and results of its own form."""
+"""Of the shape of rStar2-Agent's: an opened `<reason>`, and results of a special form."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Family:
     template: str  # TRL's name for it, or a template
     eos: str
     special: tuple[str, ...]
-    tags: tuple[str, ...] = ()  # tokens of their own, but not special
+    tags: tuple[str, ...] = ()  # separate tokens, but not special
     generation_eos: tuple[str, ...] = ()
 
 

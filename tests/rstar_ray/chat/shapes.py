@@ -36,7 +36,7 @@ MISTRAL = """\
 {{- '[TOOL_RESULTS] {"content": ' + m.content | tojson + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
 {%- else %}{{- raise_exception('Only user and assistant roles are supported') }}{% endif %}
 {%- endfor %}"""
-"""As Mistral's 7B of the third kind: no opening of its own for the assistant, and ids that it insists on."""
+"""As Mistral's 7B of the third kind: no opening for the assistant, and ids that it insists on."""
 MISTRAL_ARGS = """\
 {{- bos_token }}
 {%- if messages[0].role == 'system' %}{{- '[SYSTEM_PROMPT]' + messages[0].content + '[/SYSTEM_PROMPT]' }}{% endif %}

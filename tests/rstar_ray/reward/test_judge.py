@@ -175,9 +175,7 @@ async def own(tmp_path: Path) -> AsyncIterator[Callable[..., Retrying]]:
 
 
 @pytest.mark.long
-async def test_an_own_function_is_asked_in_a_process_of_its_own_and_killed_with_all_it_started(
-    tmp_path: Path, own: Own
-):
+async def test_an_own_function_is_asked_in_a_separate_process_and_killed_with_all_it_started(tmp_path: Path, own: Own):
     (tmp_path / "mine.py").write_text(OWN)
     started = tmp_path / "pid"
     one = Problem(id="p", problem=str(started), answer="yes")

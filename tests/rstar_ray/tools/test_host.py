@@ -112,7 +112,7 @@ async def say(
     return await host.call(call)
 
 
-async def test_each_rollout_has_a_state_of_its_own_until_it_ends():
+async def test_each_rollout_has_a_separate_state_until_it_ends():
     host = host_of(Joined)
     first = await say(host, "a")
     assert (first.text, first.memory) == ("a", ToolMemory(calls=1, snapshot="a"))
@@ -166,7 +166,7 @@ async def test_who_continues_with_a_rollout_ends_its_state_though_it_never_calls
 
 
 @pytest.mark.parametrize("holder", ["a", "b"])
-async def test_a_call_that_still_runs_for_a_worker_that_is_gone_changes_a_state_of_its_own(holder: str):
+async def test_a_call_that_still_runs_for_a_worker_that_is_gone_changes_a_separate_state(holder: str):
     """The worker that comes after it may have the same name."""
     begun, may_end = asyncio.Event(), asyncio.Event()
 
