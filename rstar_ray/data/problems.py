@@ -44,7 +44,7 @@ def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
 def random_subset(problems: Sequence[Problem], count: int, *, seed: int, name: str) -> list[Problem]:
     """`count` of a file's problems at random, in the order of the file; all of them if `count` is 0.
 
-    Files are often sorted by source or difficulty, so the first rows are no fair sample. A problem's rank depends only
+    Files are often sorted by source or difficulty, so the first rows are a biased sample. A problem's rank depends only
     on its id: the choice stays the same if other problems are removed, and a larger `count` contains a smaller one.
     """
     if count == 0:
