@@ -20,7 +20,7 @@ from rstar_ray.run_dir.folder import RunDir
 from tests.rstar_ray.fabricate import summary
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithm.md"
-SHOWN = PAGE.read_text("utf-8").partition("## Rules of your own")[2].partition("```python\n")[2].partition("```")[0]
+SHOWN = PAGE.read_text("utf-8").partition("## Your own rules")[2].partition("```python\n")[2].partition("```")[0]
 """The example of the documentation."""
 WRONG = """
 import sys
