@@ -39,7 +39,7 @@ def model_card(run: RunRecord, checkpoint: Checkpoint) -> str:
         "## Training",
         table(
             ["stage", "steps", "seed", "learning rate", "algorithm", "data", "held-out problems"],
-            _training(run, stages),
+            _training(run, stages, checkpoint),
         ),
         "## Settings",
         "Those that differ from the defaults of rstar_ray. Paths are shortened to their last name.",
@@ -79,11 +79,11 @@ def hub_id(path: str) -> str:
 
 def _scores(run: RunRecord, checkpoint: Checkpoint) -> Iterator[str]:
     """Evaluations of exactly these weights, by the run itself or by `rstar evaluate`."""
-    folder = str(checkpoint.path / "model")
+    folder = checkpoint.path / "model"
     rows = [
         row
         for row in run.evaluations
-        if row["model"] == folder
+        if (row["model"] and Path(row["model"]).absolute() == folder)
         or (not row["model"] and (row["stage"], row["step"]) == (checkpoint.stage, checkpoint.step))
     ]
     if not rows:
@@ -101,7 +101,7 @@ def _scores(run: RunRecord, checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def _training(run: RunRecord, stages: list[str]) -> Iterator[list[str]]:
+def _training(run: RunRecord, stages: list[str], checkpoint: Checkpoint) -> Iterator[list[str]]:
     for stage in stages:
         values = flatten(run.config[stage])
         rows = [row for row in (run.sft if stage == "sft" else run.steps) if row["stage"] == stage]
@@ -109,7 +109,7 @@ def _training(run: RunRecord, stages: list[str]) -> Iterator[list[str]]:
         data = values.get("sft.data" if sft else "data.train")
         yield [
             stage_title(stage),
-            str(rows[-1]["step"] if rows else 0),
+            str(checkpoint.step if stage == checkpoint.stage else rows[-1]["step"] if rows else 0),
             str(values.get("seed", "")),
             f"{values.get('sft.learning_rate' if sft else 'optimizer.learning_rate', '')}",
             "SFT" if sft else f"resample {values.get('algorithm.resample')}, keep {values.get('algorithm.keep')}",

@@ -13,7 +13,7 @@ from recipes.export import main
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import with_values
 from rstar_ray.config.scales import at_scale
-from rstar_ray.run_dir.durable import append_row, write_json
+from rstar_ray.run_dir.durable import append_row, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from tests.rstar_ray.fabricate import run_directory
 
@@ -39,8 +39,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def scored(path: Path, **scores: float) -> None:
     """As an evaluation of the run writes them: the fabricated row of the stage's end, with other scores."""
-    from rstar_ray.run_dir.durable import read_rows
-
     (path / "evaluations.jsonl").rename(path / "old.jsonl")
     row = next(row for row in read_rows(path / "old.jsonl") if row["set"] == "held-out")
     for step, score in scores.items():
@@ -61,7 +59,19 @@ def test_the_best_checkpoint_is_exported_with_a_card_from_the_run_directory(run:
     assert front["base_model"] == "Qwen/Qwen3-1.7B" and front["license"] == "unknown"
     assert "83.0 %" in text and "41.0 %" not in text and "optimistic" in text
     assert "digest 0123456789ab" in text and "seed = 7" in text
+    assert "| Stage 1 | 20 |" in text  # the steps of these weights, not of the run
     assert str(run.parent) not in text  # no path of this machine
+
+
+def test_evaluations_by_a_relative_path_are_in_the_card(run: Path, monkeypatch: pytest.MonkeyPatch):
+    scored(run, s10=0.41, s20=0.83)
+    monkeypatch.chdir(run.parent)
+    row = read_rows(run / "evaluations.jsonl")[-1]
+    model = "run/checkpoints/stage1-step-000020/model"
+    asked = {"stage": "evaluate", "step": 0, "set": "aime", "model": model, "avg_at_k": 0.77}
+    append_row(run / "evaluations.jsonl", row | asked)
+    assert main(["run"]) == 0
+    assert "aime" in card(run / "export" / "stage1-step-000020")[1]
 
 
 def test_without_scores_the_newest_is_exported_and_a_step_can_be_chosen(run: Path, capsys: pytest.CaptureFixture[str]):
