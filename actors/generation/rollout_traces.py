@@ -1,4 +1,4 @@
-"""Traces of the rollouts of one replica; a failure is logged once and ends the tracing."""
+"""Traces of one replica's rollouts; a failure is logged once and ends the tracing."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from scheduler.records import Grant
 
 
 class Activity(StrEnum):
-    """What a rollout does in a span."""
+    """Activity of a rollout in a span."""
 
     QUEUED = "queued"  # admitted, but waiting inside the engine
     GENERATE = "generate"
@@ -32,7 +32,7 @@ class Span:
 
 
 class RolloutTraces:
-    """Receives the worker's events, and writes a trace when a rollout ends; without a sink it does nothing."""
+    """Collects the worker's events and writes a trace when a rollout ends; does nothing without a sink."""
 
     def __init__(self, replica_id: str, *, run: str, open_sink: Callable[[], TraceSink] | None) -> None:
         self._replica_id = replica_id
@@ -45,14 +45,14 @@ class RolloutTraces:
                 self._sink = open_sink()
 
     def granted(self, grant: Grant) -> None:
-        """A rollout comes from the balancer, where it has waited."""
+        """Record a rollout from the balancer, and its wait there."""
         rollout_id, now_s = grant.load.rollout_id, time.time()
         if self._sink is not None and rollout_id not in self._begun_s:  # a grant may be delivered twice
             self._begun_s[rollout_id] = now_s - grant.waited_s
             self._add(rollout_id, "queue", now_s - grant.waited_s, now_s)
 
     def took(self, span: Span, result: object) -> None:
-        """A completion or a tool call ended; with the engine's own times, in its parts."""
+        """Record a completion or a tool call; a completion is split into parts if the engine reported times."""
         if self._sink is None:
             return
         self._begun_s.setdefault(span.rollout_id, span.start_s)
@@ -68,7 +68,7 @@ class RolloutTraces:
             self._add(span.rollout_id, "completion", span.start_s, span.end_s)
 
     def ended(self, rollout: Trajectory | DroppedRollout) -> None:
-        """The rollout was judged or dropped: write everything that this replica did since the last time."""
+        """Record that the rollout was judged or dropped, and write all spans since the last write."""
         sink, now_s = self._sink, time.time()
         if sink is None:
             return
@@ -84,12 +84,12 @@ class RolloutTraces:
             begun_s = self._begun_s.pop(rollout.rollout_id, now_s)
             self._add(rollout.rollout_id, ROOT, begun_s, now_s, end="dropped", reason=rollout.reason)
         spans, self._spans, self._sink = self._spans, [], None
-        with best_effort("the traces from here on"):
+        with best_effort("the rest of the traces"):
             sink.write(otlp_request(spans, service=self._replica_id, run=self._run))
             self._sink = sink
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining spans."""
         if self._sink is not None:
             with best_effort("the end of the traces"):
                 self._sink.close()

@@ -1,8 +1,8 @@
-"""The adapter that an engine serves beside its model's weights, as the PEFT folder that vLLM loads it from.
+"""The LoRA adapter that an engine serves with its model's weights, in a PEFT folder that vLLM loads.
 
-Every request names the same adapter, whose matrices each version replaces: a running request continues with
-the new ones, as it would with new weights. vLLM's prefix cache takes an adapter's name for what it holds, so it must be
-emptied with each version.
+Every request names the same adapter, and each version replaces its matrices: a running request continues with the new
+ones, as with new weights. vLLM's prefix cache identifies an adapter by its name, so the cache must be emptied with each
+version.
 """
 
 import shutil
@@ -32,8 +32,8 @@ NAME, ID = "policy", 1
 def adapter_to_serve(config: RunConfig, model: Path, *, trained: bool) -> AdapterSettings | None:
     """The adapter that an engine serves with the policy in the folder `model`.
 
-    Where the policy is trained, it is the learner's. Otherwise it is the one that the folder's weights were merged
-    with, unless the engine is in float32: in bfloat16 merging rounds most of an adapter away.
+    If the policy is `trained`, it is the learner's. Otherwise it is the adapter that was merged into the folder's
+    weights (in bfloat16 merging rounds most of an adapter away); None if the engine uses float32.
     """
     if trained:
         rank, alpha = config.learner.lora_rank, config.learner.lora_alpha
@@ -42,7 +42,7 @@ def adapter_to_serve(config: RunConfig, model: Path, *, trained: bool) -> Adapte
 
 
 class ServedAdapter:
-    """One engine's. `create` first, once the engine has a folder."""
+    """The adapter of one engine. Call `create` first."""
 
     def __init__(self, settings: AdapterSettings, dtype: str) -> None:
         self._settings = settings
@@ -52,12 +52,12 @@ class ServedAdapter:
 
     @property
     def shapes(self) -> Shapes:
-        """Of the matrices that each version brings, by their names."""
+        """Shapes of a version's matrices, by name."""
         return adapter_shapes(self._model, self._settings.rank)
 
     @property
     def request(self) -> "LoRARequest":
-        """For a completion, and to load what was written."""
+        """vLLM's request object, which names the adapter in a completion."""
         from vllm.lora.request import LoRARequest
 
         assert self._folder is not None, "create() comes first"
@@ -65,13 +65,13 @@ class ServedAdapter:
 
     @property
     def loading(self) -> "LoRARequest":
-        """Has vLLM load what was written last, over what it holds."""
+        """vLLM's request to load the last written matrices in place of the current ones."""
         request = self.request
         request.load_inplace = True
         return request
 
     def create(self, folder: Path) -> None:
-        """Write what the engine starts with to `folder`, which is its own."""
+        """Write the initial adapter to `folder`, which must not exist."""
         import torch
 
         self._folder = folder

@@ -1,8 +1,8 @@
-"""Finds why vLLM did not start, from the output of its processes.
+"""Finds the reason why vLLM did not start in the output of its processes.
 
-vLLM's engine process writes its traceback to its output, which it inherits from this process, and only reports
-that it failed ("See root cause above"). Ray stores an actor's output in files under
-`/tmp/ray/session_latest/logs`, so it can be read back.
+vLLM's error only says that its engine process failed ("See root cause above"). The traceback is in the output that the
+engine process inherits from this process. Ray stores an actor's output in files below `/tmp/ray/session_latest/logs`,
+which this module reads.
 """
 
 import os
@@ -11,25 +11,25 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-OUTPUTS = (1, 2)  # descriptors; vLLM logs to the first, Python writes tracebacks to the second
+OUTPUTS = (1, 2)  # descriptors: vLLM logs to stdout, Python writes tracebacks to stderr
 READ_BYTES = 64 * 2**10
 TAIL_LINES = 30
 ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Exit)\b: .+")
 FOLLOWS = "initialization failed"
-"""In vLLM's own errors of a process whose child failed: the child wrote the cause before."""
+"""Part of vLLM's errors for a failed child process, which has already written the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """Output since a `StartLog` began."""
+    """Output since a `StartLog` was created."""
 
-    cause: str  # the last error that is not caused by another; empty without one
-    tail: tuple[str, ...]  # lines
-    path: str  # of the file that has all of it
+    cause: str  # the last error that is not a consequence of another; empty if there is none
+    tail: tuple[str, ...]  # last lines
+    path: str  # file with the full output
 
 
 class StartLog:
-    """Remembers the end of this process's output; inactive where the output is not a file, such as a terminal."""
+    """Remembers the current end of this process's output; inactive if the output is not a file."""
 
     def __init__(self, outputs: tuple[int, ...] = OUTPUTS) -> None:
         self._ends = {output: os.fstat(output).st_size for output in outputs if _is_file(output)}

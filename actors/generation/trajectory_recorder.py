@@ -1,4 +1,4 @@
-"""The recorded trajectories of a step, as text. A worker writes them, because the tokens are there.
+"""Records a step's trajectories as text. A worker writes them, so that the driver does not need their tokens.
 
 A failure is logged and never ends a run.
 """
@@ -29,9 +29,9 @@ async def record_trajectories(
     stage: str,
     step: int,
 ) -> None:
-    """Have the first worker that is there write these trajectories: the driver never holds their tokens.
+    """Make the first available worker write these trajectories.
 
-    `seen`: refs of what the learner's ranks saw of the tokens (`Learner.seen_tokens`).
+    `seen`: refs of the learner ranks' values for tokens (`Learner.seen_tokens`).
     """
     lists, indices = [[ref.batch] for ref in refs], [ref.index for ref in refs]
     boxed = [[ref] for ref in seen]
@@ -45,10 +45,10 @@ async def record_trajectories(
             return
         except (RayActorError, DeadlineExceeded) as gone:
             log.warning(f"{path.name}: {name} could not record it ({_first_line(gone)})")
-        except Exception as failed:  # of the writing itself: another worker would meet it too
+        except Exception as failed:  # an error of the write, which another worker would get too
             log.warning(f"{path.name} was not written: {_first_line(failed)}")
             return
-    log.warning(f"{path.name} was not written: no worker is there")
+    log.warning(f"{path.name} was not written: no worker is available")
 
 
 def _first_line(failed: Exception) -> str:

@@ -1,4 +1,4 @@
-"""vLLM's tool parsers as a call syntax, for families that this project does not parse (`--chat.parser vllm:NAME`)."""
+"""vLLM's tool parsers as call syntaxes, for model families without a parser here (`--chat.parser vllm:NAME`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from rstar_ray.errors import ConfigError
 
 
 class VllmCalls:
-    """`CallSyntax` by one of vLLM's parsers; it reads alone: the template writes."""
+    """`CallSyntax` with one of vLLM's parsers, which can only read; the chat template writes calls."""
 
     typed = True
 
@@ -30,12 +30,12 @@ class VllmCalls:
         self._request: Any = ChatCompletionRequest.model_validate(asked)
 
     def attempts(self, text: str) -> bool:
-        """By the parser's own marker; a parser without one may find a call in any text."""
+        """Whether the text has the parser's marker; True if the parser has none."""
         marker = _marker(self._parser(self._tokenizer, self._request.tools))
         return not marker or marker in text
 
     def read(self, text: str) -> list[WrittenCall]:
-        """The parsed calls; a marker without a parsed call is a malformed call."""
+        """The parsed calls; a marker without a parsed call gives a malformed call."""
         parser = self._parser(self._tokenizer, self._request.tools)
         found = parser.extract_tool_calls(text, self._request)
         if found.tools_called:
@@ -45,12 +45,12 @@ class VllmCalls:
         return [WrittenCall(error=f"{self.name} cannot read what follows {marker}")] if tried else []
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """For templates that write no calls: as hermes does."""
+        """A call in hermes syntax, for templates that do not write calls."""
         return HERMES.write(name, arguments)
 
 
 def _marker(parser: Any) -> str:
-    """What begins a call for one of vLLM's parsers; empty where it does not say."""
+    """The token that begins a call for one of vLLM's parsers; empty if unknown."""
     marker = getattr(parser, "tool_call_start_token", None) or getattr(parser, "bot_token", None)
     return marker if isinstance(marker, str) else ""
 

@@ -1,7 +1,7 @@
-"""Everything used of vLLM beyond its documented interface. Written for vLLM 0.32.0: with another version, start here.
+"""All uses of vLLM's undocumented interface, for vLLM 0.32.0; adapt this module to use another version.
 
-Each function imports what it needs: vLLM reads its environment when it is imported. An attribute or module that this
-version of vLLM does not have is an `EngineError` that names it.
+Functions import vLLM themselves, because vLLM reads its environment when it is imported. An attribute or module that
+the installed vLLM does not have raises an `EngineError` with its name.
 """
 
 import multiprocessing
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 VERSION = "0.32.0"
 CORE_NAME = "EngineCore"
-"""vLLM's name of its engine process, followed by a number where there are several."""
+"""vLLM's name of its engine process; several processes have numbers appended."""
 
 
 def attribute(owner: Any, path: str) -> Any:
-    """The attribute at this dotted path. `owner` may be the name of a module. Raises `EngineError` where it is gone."""
+    """The attribute at this dotted path. `owner` may be the name of a module. Raises `EngineError` if it is missing."""
     name = owner if isinstance(owner, str) else type(owner).__name__
     try:
         found = import_module(owner) if isinstance(owner, str) else owner
@@ -47,29 +47,29 @@ def starting_cores() -> list[BaseProcess]:
 
 
 def core_pids(llm: "AsyncLLM") -> list[int]:
-    """Of vLLM's engine processes, after the start."""
+    """Process ids of vLLM's engine processes, after the start."""
     processes: Iterable[BaseProcess] = attribute(llm, "engine_core.resources.engine_manager.processes")
     return [process.pid for process in processes if process.pid]
 
 
 def cache_sizes(llm: "AsyncLLM") -> tuple[int, int, int]:
-    """Blocks of the KV cache that requests may have, the tokens of a block, and the longest context."""
+    """Number of KV cache blocks for requests, tokens per block, and longest context in tokens."""
     cache = attribute(llm, "vllm_config.cache_config")
     num_blocks, block_size = attribute(cache, "num_gpu_blocks"), attribute(cache, "block_size")
-    return num_blocks - 1, block_size, attribute(llm, "vllm_config.model_config.max_model_len")  # vLLM keeps one block
+    return num_blocks - 1, block_size, attribute(llm, "vllm_config.model_config.max_model_len")  # vLLM uses one block
 
 
 async def pause_decoding(llm: "AsyncLLM", *, keep_kv: bool) -> None:
-    """Pause between two decode steps; running requests stay. Unless `keep_kv`, the prefix cache is emptied and they are
-    computed again.
+    """Pause between two decode steps; running requests continue later. Unless `keep_kv`, the prefix cache is emptied
+    and the KV of running requests is computed again.
 
-    `AsyncLLM.pause_generation` does the same and then sleeps 20 ms, so that callers see the last outputs before.
+    `AsyncLLM.pause_generation` does the same, but then sleeps 20 ms, so that callers get the last outputs first.
     """
     await attribute(llm, "engine_core.pause_scheduler_async")(mode="keep", clear_cache=not keep_kv)
 
 
 def refuse_without_prefix_salts(staleness: int) -> None:
-    """Raises `EngineError` where vLLM's prompts take no salt for their cached prefixes."""
+    """Raise `EngineError` if vLLM's prompts do not accept a salt for cached prefixes."""
     try:
         fields = attribute("vllm.inputs", "TokensPrompt.__annotations__")
     except EngineError:
@@ -83,13 +83,13 @@ def refuse_without_prefix_salts(staleness: int) -> None:
 
 
 def expect_shutdown(llm: "AsyncLLM") -> None:
-    """Otherwise the end of vLLM's process is reported as a fault."""
+    """Stop vLLM's output handler, which would report the end of its process as a fault."""
     if (handler := attribute(llm, "output_handler")) is not None:
         handler.cancel()
 
 
 def is_refusal(failed: Exception) -> bool:
-    """Whether vLLM refused a request: by its own error, or by a `ValueError` before it took the request."""
+    """Whether vLLM refused a request, by one of its errors or by a `ValueError` before accepting it."""
     generate_error = attribute("vllm.v1.engine.exceptions", "EngineGenerateError")
     cause = failed.__cause__ if isinstance(failed, generate_error) else failed
     return isinstance(cause, (attribute("vllm.exceptions", "VLLMClientError"), ValueError))
@@ -98,7 +98,7 @@ def is_refusal(failed: Exception) -> bool:
 def ray_stat_logger() -> Any:
     """vLLM's logger to Ray's metrics.
 
-    vLLM treats a Ray without the parts for Ray Serve as missing; its logger needs Serve only to name Serve's replicas.
+    vLLM treats Ray without Ray Serve as not installed, although its logger needs Serve only to name Serve's replicas.
     """
     from ray.util import metrics
 
@@ -112,18 +112,18 @@ def ray_stat_logger() -> Any:
 
 
 def loadable_names(model: "torch.nn.Module") -> set[str]:
-    """Parameters by the names that `load_weights` knows; of tied ones the first alone.
+    """Names of parameters as `load_weights` reports them; of tied parameters only the first.
 
-    vLLM's LoRA layers hold the model's own layers as `base_layer`.
+    vLLM's LoRA layers hold the model's layers as `base_layer`.
     """
     return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
 
 
 def repack_tied_head(model: Any) -> None:
-    """On CPUs vLLM packs a tied output head for oneDNN separately, and its reload leaves the head the old weights.
+    """Repack a tied output head: on CPUs vLLM packs it separately for oneDNN, and its reload does not update it.
 
-    The parameters show whether it is tied. vLLM's copy of config.json does not where a folder saves the head beside its
-    embeddings: vLLM ties the two again once they turn out to be equal.
+    Whether the head is tied is read from the parameters. vLLM's config does not show it if the folder saves the head
+    too: vLLM ties it to the embeddings after finding that they are equal.
     """
     head: Any = getattr(model, "lm_head", None)
     if hasattr(head, "quant_method") and "lm_head.weight" not in loadable_names(model):
@@ -131,10 +131,10 @@ def repack_tied_head(model: Any) -> None:
 
 
 def use_fused_cpu_norm() -> None:
-    """On CPUs vLLM computes RMSNorm as a chain of small torch operations: a seventh of a decode step of a small model.
+    """Use vLLM's fused RMSNorm on CPUs. vLLM's default there is several torch operations, a seventh of a decode step of
+    a small model.
 
-    Its own library has one operation for it; the values stay within rounding. Without AVX-512 it cuts bfloat16 off
-    where torch rounds to nearest, so the chain stays there.
+    Results differ only by rounding, except that without AVX-512 it truncates to bfloat16, and is not used for that.
     """
     import torch
     from vllm.model_executor.layers.layernorm import RMSNorm
@@ -143,8 +143,8 @@ def use_fused_cpu_norm() -> None:
     fused, plain = attribute(torch.ops._C, "fused_add_rms_norm"), attribute(torch.ops._C, "rms_norm")
 
     @RMSNorm.register_oot(name="RMSNorm")
-    class CpuRMSNorm(RMSNorm):  # pyright: ignore[reportUnusedClass]  # vLLM takes it from here
-        """Root-mean-square norm, the residual added first where there is one."""
+    class CpuRMSNorm(RMSNorm):  # pyright: ignore[reportUnusedClass]  # registered with vLLM by the decorator
+        """Root-mean-square norm; a residual is added first."""
 
         def forward_cpu(
             self, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -153,7 +153,7 @@ def use_fused_cpu_norm() -> None:
             rounds = x.dtype == torch.float32 or rounds_bfloat16
             if self.variance_size_override is not None or not one_type or not rounds:
                 return self.forward_native(x, residual)
-            x = x.contiguous()  # the kernels read rows side by side; queries and keys arrive as slices of one tensor
+            x = x.contiguous()  # the kernels need contiguous rows; queries and keys are slices of one tensor
             if residual is not None:
                 fused(x, residual, self.weight, self.variance_epsilon)
                 return x, residual

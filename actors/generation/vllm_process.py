@@ -1,6 +1,4 @@
-"""vLLM's processes behind one address: every wait on them has a deadline, the death of any of them is an
-`EngineError`.
-"""
+"""vLLM's processes: every wait for them has a deadline, and the death of any of them raises `EngineError`."""
 
 import asyncio
 import contextlib
@@ -36,14 +34,14 @@ CLOSE_GRACE_S = 1.5
 
 
 class VllmProcess:
-    """One `AsyncLLM` and its processes. `start` first, `close` last; all calls from the same event loop."""
+    """One `AsyncLLM` and its processes. Call `start` first and `close` last, all from the same event loop."""
 
     def __init__(self, config: RunConfig, model: Path, adapter: AdapterSettings | None) -> None:
         self._config = config
         self._model = model
         self._adapter = adapter
         self._llm: AsyncLLM | None = None
-        self._death: asyncio.Future[str] | None = None  # why it no longer serves
+        self._death: asyncio.Future[str] | None = None  # set to the reason when it no longer serves
         self._watch: asyncio.Task[None] | None = None
         self._folder: EngineFolder | None = None
         self._num_asked = 0  # open calls
@@ -51,7 +49,7 @@ class VllmProcess:
         self.processes: list[psutil.Process] = []
 
     async def start(self, observe: ObserveFn) -> "AsyncLLM":
-        """Raises `EngineError` where the processes do not come up."""
+        """Start the processes. Raises `EngineError` if they do not start."""
         assert self._llm is None
 
         def observed(scheduler_stats: Any, iteration_stats: Any) -> None:
@@ -76,7 +74,7 @@ class VllmProcess:
 
     @property
     def folder(self) -> Path:
-        """For files that vLLM's processes read; removed at the end."""
+        """Folder for files that vLLM's processes read; removed by `close`."""
         assert self._folder is not None, "it was not started"
         return self._folder.path
 
@@ -101,7 +99,7 @@ class VllmProcess:
         await self._within(shutting, self._config.engine.answer_deadline_s, "shut down")
 
     def alive(self) -> "AsyncLLM":
-        """Raises `EngineError` with the reason where it does not serve."""
+        """The `AsyncLLM`. Raises `EngineError` with the reason if it does not serve."""
         if self._death is None:
             raise EngineError("the engine was not started")
         self._notice_death()
@@ -110,7 +108,7 @@ class VllmProcess:
         return self._llm
 
     def mark_dead(self, why: str) -> None:
-        """From now on every call ends with this reason."""
+        """Make every later call raise `EngineError` with this reason."""
         assert self._death is not None
         if not self._death.done():
             self._death.set_result(why)
@@ -118,9 +116,9 @@ class VllmProcess:
     async def ask(
         self, awaitable: Awaitable[T], what: str, seconds: float | None = None, *, may_refuse: bool = False
     ) -> T:
-        """Wait for an answer, by default as long as for any but a completion; a death becomes an `EngineError`.
+        """Wait for an answer; raises `EngineError` if the engine dies. `seconds`: default `--engine.answer-deadline-s`.
 
-        `may_refuse`: raises `ValueError` for what an engine that serves on finds wrong with this request alone.
+        `may_refuse`: raise `ValueError` if the engine refuses only this request and continues to serve.
         """
         self._num_asked += 1
         try:
@@ -138,7 +136,7 @@ class VllmProcess:
             self._progress += 1
 
     async def _watch_for_death(self, llm: "AsyncLLM") -> None:
-        """vLLM notices the end of its processes but leaves some calls waiting forever, and does not notice a hang."""
+        """Detect the end or a hang of vLLM's processes, for which vLLM leaves calls waiting forever."""
         detector = Detector(tick_s=LIVENESS_POLL_S)
         detector.watch(ENGINE, Limit(silent_s=math.inf, stuck_s=self._config.detector.engine_step_s))
         while not llm.errored:
@@ -171,10 +169,10 @@ class VllmProcess:
 
 
 async def _note_shared(folder: EngineFolder, others: set[int | None]) -> None:
-    """While an engine starts: it may be killed in that."""
+    """Record shared memory files during the start, in case it is killed."""
     while True:
         await asyncio.sleep(NOTE_EVERY_S)
-        with contextlib.suppress(psutil.NoSuchProcess):  # one that ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
             started = [psutil.Process(core.pid) for core in starting_cores() if core.pid not in others]
             folder.note_shared(process.pid for process in _with_workers(started))
 
@@ -184,14 +182,14 @@ def _with_workers(cores: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
-    """Includes stopped processes; psutil recognises a reused id."""
+    """Kill the processes, also suspended ones; psutil detects a reused id."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:
-    """vLLM asks its processes to end and may return while they still do; what outlives the grace time is killed."""
+    """Shut vLLM down, and kill processes that have not ended after the grace time."""
     llm.shutdown(timeout=CLOSE_GRACE_S)
     _, alive = psutil.wait_procs(processes, timeout=CLOSE_GRACE_S)
     for process in alive:
@@ -200,9 +198,9 @@ def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:
 
 
 def _cause(failed: Exception, output: StartLog) -> str:
-    """Of a start that failed: what a process of vLLM's wrote, where its own error only points to that."""
+    """The cause of a failed start, from the output of vLLM's processes if that has an error."""
     wrote = output.wrote()
     if wrote is None:
         return str(failed)
-    log.error("what vLLM wrote before it failed (%s):\n%s", wrote.path, "\n".join(wrote.tail))
+    log.error("output of vLLM before it failed (%s):\n%s", wrote.path, "\n".join(wrote.tail))
     return f"{wrote.cause} (vLLM's output: {wrote.path})"

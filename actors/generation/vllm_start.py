@@ -1,6 +1,6 @@
-"""Starts a vLLM engine: our settings as vLLM's arguments and environment.
+"""Starts a vLLM engine; translates our settings into vLLM's arguments and environment.
 
-Nothing here runs on import. vLLM is imported when an engine starts, after the environment that it reads is set.
+vLLM is imported when an engine starts, after the environment that it reads is set.
 """
 
 import json
@@ -28,13 +28,13 @@ STEADY_HEAP = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
     "MALLOC_ARENA_MAX": "1",
 }
-"""glibc keeps what is freed instead of handing it back: 131 page faults a decode step become one. One heap for all
-threads, since those of other threads than the first hand back all the same: a new version of the weights, which one of
-them makes ready, would be all page faults."""
+"""glibc keeps freed memory instead of returning it to the system: 1 page fault per decode step instead of 131. All
+threads share one heap, because the heaps of other threads return memory in any case, and preparing new weights in a
+thread would cause page faults throughout."""
 
 
 def start_vllm(config: RunConfig, model: Path, adapter: AdapterSettings | None, observe: ObserveFn) -> "AsyncLLM":
-    """Blocks for seconds: imports vLLM, starts its processes, loads the model."""
+    """Import vLLM, start its processes and load the model; blocks for seconds."""
     refuse_sleep_on_rocm(config)
     os.environ.update(engine_environment(config) | owned_by_this())
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -48,7 +48,7 @@ def start_vllm(config: RunConfig, model: Path, adapter: AdapterSettings | None, 
 
 
 def eos_token_ids(model: Path) -> list[int]:
-    """The end-of-turn tokens that the folder names: only these end a completion early."""
+    """The folder's end-of-sequence tokens: only these end a completion early."""
     for name in ("generation_config.json", "config.json"):
         path = model / name
         if path.is_file() and (eos := json.loads(path.read_text()).get("eos_token_id")) is not None:
@@ -57,15 +57,15 @@ def eos_token_ids(model: Path) -> list[int]:
 
 
 def engine_environment(config: RunConfig) -> dict[str, str]:
-    """Read by vLLM at its import here and in the processes it starts."""
+    """Environment that vLLM reads when it is imported, here and in the processes that it starts."""
     everywhere = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    level = "ERROR" if _on_cpu() else "INFO"  # a start on a GPU is worth reading: memory, KV blocks, graphs
+    level = "ERROR" if _on_cpu() else "INFO"  # on a GPU the start logs useful facts: memory, KV blocks, graphs
     everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", level)
     return everywhere | (_cpu_environment(config.engine) if _on_cpu() else _gpu_environment(config))
 
 
 def refuse_sleep_on_rocm(config: RunConfig) -> None:
-    """vLLM would start there, and meet faults when it wakes (deploy/rocm.env). Raises `ConfigError`."""
+    """Raise `ConfigError` for sleep mode on ROCm, where vLLM starts but fails when it wakes (deploy/rocm.env)."""
     import torch
 
     if config.sleeps and torch.version.hip is not None:
@@ -77,10 +77,10 @@ def refuse_sleep_on_rocm(config: RunConfig) -> None:
 
 
 def _cpu_environment(engine: EngineConfig) -> dict[str, str]:
-    """Engines share a machine's cores, so none is bound to any; one rank needs no separate worker process.
+    """Environment on CPUs. Engines share a machine's cores, so they are not bound to cores.
 
-    Without Dynamo one small function of vLLM's is not compiled at the first step: no C++ compiler is needed, and
-    2.8 s of CPU time and 25 MB are saved.
+    One rank needs no separate worker process. Without Dynamo vLLM does not compile a small function at the first step,
+    which saves a C++ compiler, 2.8 s of CPU time and 25 MB.
     """
     one_rank = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if engine.tensor_parallel == 1 else {}
     eager = {"TORCHDYNAMO_DISABLE": "1"} if engine.eager else {}
@@ -89,10 +89,10 @@ def _cpu_environment(engine: EngineConfig) -> dict[str, str]:
 
 
 def _gpu_environment(config: RunConfig) -> dict[str, str]:
-    """vLLM has kernels for GPUs that sum in a fixed order, whatever is decoded beside a sequence.
+    """Environment on GPUs. `deterministic` selects vLLM's kernels whose results do not depend on the batch.
 
-    Every GPU has its own cache of compiled graphs: vLLM writes the list of them in place, so that an engine that starts
-    beside another could read half of it.
+    Every GPU has a separate cache of compiled graphs, because vLLM overwrites its index in place, and an engine that
+    starts at the same time could read an incomplete file.
     """
     mask = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "0"
     root, name = Path(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")).expanduser(), f"gpu-{mask.split(',')[0]}"
@@ -107,19 +107,19 @@ def _on_cpu() -> bool:
 
 
 def engine_arguments(config: RunConfig, model: Path, adapter: AdapterSettings | None) -> dict[str, Any]:
-    """What vLLM's `AsyncEngineArgs` is made of; ours alone decides sampling, and `weight_transfer_config` is added."""
+    """Arguments of vLLM's `AsyncEngineArgs`, except `weight_transfer_config`."""
     engine = config.engine
     return {
         "model": adapter.base if adapter is not None else str(model),
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # sampling comes from the request alone
+        "generation_config": "vllm",  # sampling settings come only from the request
         "dtype": engine.dtype,
         "seed": config.seed,
         "max_model_len": engine.max_context_tokens,
         "block_size": engine.block_size,
         "num_gpu_blocks_override": engine.num_blocks,
         "max_num_seqs": engine.max_running,
-        # Left out, `from_engine_args` falls to 2,048: vLLM's larger defaults are for its own server and LLM class.
+        # `from_engine_args` defaults to 2,048: vLLM's larger defaults are for its server and LLM class.
         "max_num_batched_tokens": max(engine.max_batched_tokens, engine.max_running),
         "gpu_memory_utilization": engine.gpu_memory_share,
         "enforce_eager": engine.eager,
@@ -128,7 +128,7 @@ def engine_arguments(config: RunConfig, model: Path, adapter: AdapterSettings | 
         "distributed_executor_backend": executor_backend(engine),
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,  # of vLLM's own loggers; ours is handed in
+        "disable_log_stats": True,  # vLLM's loggers; ours is passed to `from_engine_args`
         "use_tqdm_on_load": False,
         "worker_extension_cls": "actors.weights.vllm_worker.WorkerExtension",
         **({"hf_overrides": {"head_dtype": "float32"}} if config.float32_head else {}),
@@ -138,7 +138,7 @@ def engine_arguments(config: RunConfig, model: Path, adapter: AdapterSettings | 
 
 
 def _lora_arguments(adapter: AdapterSettings | None) -> dict[str, Any]:
-    """One adapter, wrapped around those layers alone that the learner adapts."""
+    """Arguments for one adapter, only on the layers that the learner adapts."""
     if adapter is None:
         return {}
     from vllm.config.lora import MaxLoRARanks
@@ -152,19 +152,19 @@ def _lora_arguments(adapter: AdapterSettings | None) -> dict[str, Any]:
 
 
 def executor_backend(engine: EngineConfig) -> Literal["uni", "mp"]:
-    """Processes of this machine for a replica of several ranks, none for one of a single rank.
+    """ "mp" (processes of this machine) for several ranks, "uni" (no extra process) for one rank.
 
-    Left to choose inside a placement group, vLLM takes its `ray` executor for several ranks, which wants one bundle for
-    each and refuses ours: a replica's GPUs are one bundle.
+    In a placement group vLLM would choose its `ray` executor for several ranks, which needs one bundle per rank; here
+    a replica's GPUs are in one bundle.
     """
     return "uni" if engine.tensor_parallel == 1 else "mp"
 
 
 def _cpu_args(engine: EngineConfig, model: Path) -> dict[str, Any]:
-    """What the CPU backend needs on top.
+    """Additional arguments for the CPU backend.
 
-    Chunked prefill is off: vLLM 0.32 rewinds a seeded request's generator after a partial prefill, which torch's CPU
-    generators cannot do, and the engine dies of it. Stating the size of the KV cache skips the run that measures it.
+    Chunked prefill is off: vLLM 0.32 rewinds a seeded request's generator after a partial prefill, which fails for
+    torch's CPU generators and ends the engine. A given size of the KV cache skips the run that measures it.
     """
     num_blocks = engine.num_blocks
     sized = {} if num_blocks is None else {"kv_cache_memory_bytes": _kv_bytes(model, num_blocks * engine.block_size)}
@@ -173,7 +173,7 @@ def _cpu_args(engine: EngineConfig, model: Path) -> dict[str, Any]:
 
 
 def _kv_bytes(model: Path, num_tokens: int) -> int:
-    """At least what so many tokens take (as in float32); the number of blocks decides what is allocated."""
+    """Upper bound (float32) of the bytes of so many tokens; the number of blocks determines the allocation."""
     config = json.loads((model / "config.json").read_text())
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -185,7 +185,7 @@ def _stat_logger(observe: ObserveFn) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class LoadLogger(StatLoggerBase):
-        """Hands every step's statistics on; keeps nothing."""
+        """Passes every step's statistics to `observe`."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
 

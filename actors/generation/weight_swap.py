@@ -1,8 +1,8 @@
-"""New weights for a running engine, between two decode steps.
+"""Loads new weights into a running engine, between two decode steps.
 
-Weights from the object store are laid out in shared memory while decoding continues; then comes a short pause
-(`update`). Weights that a learner's rank sends come during the pause (`begin`, `take`, `end`). An engine with an
-adapter takes its matrices from the object store, mostly without the model's weights.
+Weights from the object store are written to shared memory while decoding continues, followed by a short pause
+(`update`). Weights from a learner's rank arrive during the pause (`begin`, `take`, `end`). An engine with an adapter
+loads its matrices from the object store, usually without the model's weights.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE = 2.0
-"""Longest silence of a sender, as a multiple of the longest that it waits for one engine: where one engine hangs, the
-ranks that gather with its sender wait that long, and the other engines must outlast it."""
+"""Longest silence of a sender, as a multiple of its deadline for one engine: if an engine hangs, ranks that gather with
+its sender wait for that deadline, and the other engines must wait longer."""
 
 
 @dataclass(slots=True)
 class _Swap:
-    """A swap that has begun; its weights come in parcels."""
+    """A swap that has begun; its weights arrive in parcels."""
 
     version: int
     paused_at: float
-    timeout: asyncio.TimerHandle  # unless another parcel comes
+    timeout: asyncio.TimerHandle  # fires unless another parcel arrives
 
 
 class WeightSwap:
-    """One engine's swaps, one after the other."""
+    """Swaps of one engine's weights, one at a time."""
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class WeightSwap:
         self._meter = meter
         self._model = model
         self._adapter = adapter
-        self._model_replaced = False  # beside an adapter: its weights are not those of the folder any more
+        self._model_replaced = False  # with an adapter: the model's weights are no longer those of the folder
         self._deadline_s = deadline_s
         self._silent_s = PATIENCE * deadline_s
         self._one_at_a_time = asyncio.Lock()
         self._swap: _Swap | None = None
         self._asleep = False
-        self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
+        self.policy_version = 0  # of the serving weights; 0 for those of the model folder
 
     async def sleep(self) -> None:
-        """Give the GPU's memory to others until the next weights come (vLLM's sleep mode). No request may be running.
+        """Free GPU memory until the next weights arrive (vLLM's sleep mode). No request may be running.
 
-        The model's weights are dropped, since new ones come before the next token; with an adapter they wait in host
-        memory.
+        The model's weights are dropped, because new ones arrive before the next token; with an adapter they are moved
+        to host memory.
         """
         async with self._one_at_a_time:
             if not self._asleep:
@@ -84,16 +84,16 @@ class WeightSwap:
                 await self._step(self._vllm.alive().sleep(level=1 if self._adapter else 2), "sleep")
 
     async def _wake(self, llm: "AsyncLLM", part: str) -> None:
-        """`part`: "weights", and when these are complete "kv_cache", after which vLLM decodes again."""
+        """`part`: "weights", and after these are loaded "kv_cache", after which vLLM can decode."""
         await self._step(llm.wake_up([part]), f"wake its {part}")
 
     async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> LoadedWeights:
-        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on; an engine with
-        an adapter takes its matrices, with or without the model's parameters.
+        """Serve the weights in `buckets` from the next decode step on. They must contain every parameter; with an
+        adapter, its matrices, and optionally the model's parameters.
 
-        Engines of one node that are given the same weights under one `name` share one copy of them.
+        Engines of one node that receive the same weights under one `name` share one copy.
 
-        Raises `EngineError` for parameters the model does not have, and continues to serve the old weights.
+        Raises `EngineError` for other parameters than the model's, and continues to serve the old weights.
         """
         start_s = time.monotonic()
         if self._adapter is not None:
@@ -113,7 +113,7 @@ class WeightSwap:
         return replace(loaded, move_s=move_s, laid_out=shared.laid_out)
 
     async def _wrote_adapter_alone(self, adapter: ServedAdapter, version: int, buckets: Sequence[WeightBucket]) -> bool:
-        """Write the adapter's matrices to its folder; whether the version has nothing else."""
+        """Write the adapter's matrices to its folder; True if the version has no model parameters."""
         entries = [entry for bucket in buckets for entry in bucket.entries]
         await self._refuse_others(entries)
         alone = all(is_adapter(entry.name) for entry in entries)
@@ -128,12 +128,12 @@ class WeightSwap:
         total = await asyncio.to_thread(checksum, buckets)
         move_s = time.monotonic() - start_s
         paused_at = await self._pause(llm)
-        await self._step(llm.update_weight_version(str(version)), "name a version")
+        await self._step(llm.update_weight_version(str(version)), "set a version")
         resumed_at = await self._resume(llm, version)
         return LoadedWeights(checksum=total, move_s=move_s, load_s=resumed_at - paused_at)
 
     async def join(self, meeting: Mapping[str, Any]) -> None:
-        """Be a member of the group in which a learner's rank broadcasts; decoding stands still until all are there."""
+        """Join the group in which a learner's rank broadcasts; decoding is paused until all members have joined."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         llm = self._vllm.alive()
@@ -141,9 +141,9 @@ class WeightSwap:
         await self._vllm.ask(llm.init_weight_transfer_engine(request), "join the learner's group")
 
     async def begin(self, version: int, plan: BucketPlan) -> None:
-        """Pause for weights that `take` brings. Raises `EngineError` as `update` does, and then continues to serve."""
+        """Pause for weights that arrive by `take`. Raises `EngineError` like `update`, and then continues to serve."""
         if self._adapter is not None:
-            raise EngineError("an engine with an adapter takes weights from the object store alone")
+            raise EngineError("an engine with an adapter loads weights from the object store only")
         await self._begin(version, plan)
 
     async def _begin(self, version: int, plan: BucketPlan) -> None:
@@ -163,12 +163,12 @@ class WeightSwap:
             swap.timeout = self._give_up_later()
 
     async def end(self) -> LoadedWeights:
-        """Serve the weights that were taken."""
+        """Serve the weights that were loaded."""
         swap = self._current()
         with self._released_if_failed():
             llm = self._vllm.alive()
             await self._step(llm.finish_weight_update(str(swap.version)), "finish a weight update")
-            total = await self._checksum(llm)  # asked for after decoding has resumed, it would wait for a decode step
+            total = await self._checksum(llm)  # before decoding resumes, so that it does not wait for a decode step
             resumed_at = await self._resume(llm, swap.version)
         self._release()
         return LoadedWeights(checksum=total, load_s=resumed_at - swap.paused_at)
@@ -183,8 +183,8 @@ class WeightSwap:
         return asyncio.get_running_loop().call_later(self._silent_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Handle a pause in which no further weights arrive: the engine has half old and half new weights."""
-        self._vllm.mark_dead(f"a swap of weights was begun, and for {self._silent_s:g} s nothing more came")
+        """Mark the engine dead if no further weights arrive in a pause, because its weights are half old, half new."""
+        self._vllm.mark_dead(f"a swap of weights began, and no weights arrived for {self._silent_s:g} s")
         self._release()
 
     def _release(self) -> None:
@@ -206,12 +206,11 @@ class WeightSwap:
         await asyncio.to_thread(refuse_other_parameters, self._model, entries, adapter)
 
     async def _pause(self, llm: "AsyncLLM") -> float:
-        """Pause decoding; returns when. Unless KV is kept, all of it is dropped and none of the old weights' is read
-        again.
+        """Pause decoding; returns the time of the pause. Unless KV is kept, all KV of the old weights is dropped.
 
-        A running request keeps its tokens and their log-probs, and its tokens are then of several versions.
+        A running request keeps its tokens and their log-probs, so its tokens may be of several versions.
         """
-        if self._asleep:  # it has stood still since
+        if self._asleep:  # decoding is paused already
             await self._wake(llm, "weights")
         else:
             await self._vllm.ask(pause_decoding(llm, keep_kv=self._keeps_kv), "pause for new weights")
@@ -226,16 +225,16 @@ class WeightSwap:
         if self._asleep:
             await self._wake(llm, "kv_cache")
             self._asleep = False
-        if self._adapter is not None:  # after the model's weights: vLLM removes adapters with these
+        if self._adapter is not None:  # after the model's weights, because loading these removes adapters
             await self._step(llm.add_lora(self._adapter.loading), "load an adapter")
         if not self._keeps_kv:
-            self._meter.forgive_running()  # by now the statistics of the last step have come
+            self._meter.forgive_running()  # the statistics of the last step have arrived by now
         await self._vllm.ask(llm.resume_generation(), "resume after new weights")
         self.policy_version = version
         return time.monotonic()
 
     async def _step(self, awaitable: Awaitable[T], what: str) -> T:
-        """One step of a swap: an engine with half old and half new weights must not serve."""
+        """Run one step of a swap; a failure marks the engine dead, because its weights may be half old, half new."""
         try:
             return await self._vllm.ask(awaitable, what)
         except BaseException as failed:

@@ -1,7 +1,7 @@
-"""A generation worker: one engine and the agent loops of the rollouts it was granted.
+"""A generation worker: one engine and the agent loops of its rollouts.
 
-It keeps one poll for work open at the balancer, and reports finished turns in batches: while one report is
-sent, the next fills up. Finished rollouts wait for the driver's poll.
+It polls the balancer for work, and reports finished turns in batches: while one report is sent, the next one is
+collected. Finished rollouts wait for the driver's poll.
 """
 
 import asyncio
@@ -38,21 +38,21 @@ from scheduler.records import Cancel, Grant, Order, Registration, ReplicaLoad, U
 T = TypeVar("T")
 
 ORDERS_WAIT_S = 20.0
-"""How long one poll for orders stays open before the next."""
+"""Duration of one poll for orders."""
 REPORT_GATHER_S = 0.002
-"""Finished turns are gathered for so long, and reported together."""
+"""Time in which finished turns are collected for one report."""
 REPORT_EVERY_S = 0.02
 """Shortest time between two reports: a call to the balancer costs as much as a decode step."""
 MAX_ROLLOUT_RESTARTS = 3
 """Most restarts of a rollout because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
-"""Longest wait for any answer of the balancer; what runs on asks it again."""
+"""Longest wait for an answer of the balancer; the loops then repeat the call."""
 LAST_WORDS_S = 5.0
-"""Longest wait for it where the engine is gone: the driver waits for this process to end."""
+"""Longest wait for the balancer after the engine has died, because the driver waits for this process to end."""
 BROKEN = (MemoryError, OSError, DeadlineExceeded, RayError)
-"""Failures of the worker itself, or of what all its rollouts share; any other is one rollout's."""
+"""Failures of the worker or of something that its rollouts share; any other failure ends only one rollout."""
 NO_THREAD = "can't start new thread"
-"""Lack of memory too, which Python reports as a `RuntimeError`."""
+"""Text of the `RuntimeError` that Python raises if there is no memory for a thread."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class _Resident:
 
     state: RolloutState  # at its last finished turn
     task: asyncio.Task[None]
-    leaves: bool = False  # at its next turn boundary
+    leaves: bool = False  # move it to another replica at its next turn boundary
 
 
 class GenerationWorker:
-    """Plays the rollouts it is granted. One event loop; every rollout is one task."""
+    """Plays the rollouts that the balancer grants. One event loop; each rollout is one task."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class GenerationWorker:
         self._coming_up: asyncio.Future[EngineFacts] | None = None
         self._facts: EngineFacts | None = None
         self._residents: dict[str, _Resident] = {}
-        self._outbox, self._unsent = Outbox(), Outbox()  # the second one is being sent, or was
+        self._outbox, self._unsent = Outbox(), Outbox()  # the second one is being sent, or was sent last
         self._reporting = asyncio.Event()
         self._metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._ended: AckedQueue[Trajectory | DroppedRollout] = AckedQueue()
@@ -106,17 +106,17 @@ class GenerationWorker:
         return self._replica_id
 
     async def start(self) -> EngineFacts:
-        """Start the engine, once, though this is asked again; rollouts come once `serve` is called."""
+        """Start the engine; repeated calls wait for the same start. Rollouts arrive after `serve`."""
         self._coming_up = self._coming_up or asyncio.ensure_future(self._engine.start())
         facts = await asyncio.shield(self._coming_up)
         self._facts = facts
         return facts
 
     async def serve(self) -> None:
-        """Register with the balancer, with what is resident, and take work until closed."""
-        if self._loops:  # it was taken for lost: `_follow_orders` registers again, and knows which orders it has
+        """Register with the balancer, with the resident rollouts, and take work until closed."""
+        if self._loops:  # the driver took it for lost: `_follow_orders` registers again
             return
-        with contextlib.suppress(DeadlineExceeded):  # then once it answers: it asks who wants work to register
+        with contextlib.suppress(DeadlineExceeded):  # `_follow_orders` registers when the balancer answers
             await self._register()
         loops = (self._follow_orders(), self._send_reports())
         self._loops = [asyncio.create_task(loop) for loop in loops]
@@ -124,15 +124,15 @@ class GenerationWorker:
             loop.add_done_callback(self._note_fault)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> Batch[Trajectory | DroppedRollout]:
-        """Wait up to `wait_s` for the rollouts that end next; raises a fault of this worker's own loops."""
+        """Wait up to `wait_s` for the rollouts that end next; raises an error of this worker's loops."""
         return await self._ended.take(acknowledged, wait_s)
 
     async def swap(self, part: Awaitable[T]) -> T:
-        """A part of a swap of its engine's weights, or all of it; an engine that fails in it is at its end."""
+        """Run a part of a swap of weights; if the engine fails, this process ends."""
         try:
             done = await part
         except EngineError as died:
-            if self._facts is not None:  # else it is only just starting: this was meant for the engine before it
+            if self._facts is not None:  # otherwise the engine is starting, and the call was meant for its predecessor
                 await self._end(died)
             raise
         if isinstance(done, LoadedWeights):
@@ -140,7 +140,7 @@ class GenerationWorker:
         return done
 
     def load(self) -> ReplicaLoad:
-        """For the balancer and for metrics."""
+        """The engine's load, for the balancer and for metrics."""
         return replace(self._engine.load(), at_tools=self._metrics.at_tools())
 
     async def close(self) -> None:
@@ -171,12 +171,12 @@ class GenerationWorker:
         while True:
             try:
                 orders = await self._next_orders(acknowledged)
-            except UnknownReplica:  # the balancer came back empty
+            except UnknownReplica:  # the balancer restarted without state
                 acknowledged = 0
                 with contextlib.suppress(DeadlineExceeded):
                     await self._register()
                 continue
-            except DeadlineExceeded:  # the balancer is stuck: the detector ends it, and the engine continues
+            except DeadlineExceeded:  # the balancer is stuck: the watchdog kills it, and the engine continues
                 continue
             acknowledged = orders.number
             for order in orders.items:
@@ -186,7 +186,7 @@ class GenerationWorker:
                         self._begin(order)
                     case Cancel():
                         self._cancel(order.rollout_id)
-                    case _:  # a move, of a rollout that may have ended meanwhile
+                    case _:  # a move; the rollout may have ended meanwhile
                         if resident := self._residents.get(order.rollout_id):
                             resident.leaves = True
 
@@ -211,7 +211,7 @@ class GenerationWorker:
             resident.task.cancel()
 
     async def _play(self, state: RolloutState) -> None:
-        """Play one rollout. A failure of this rollout alone ends it, not the engine under all others."""
+        """Play one rollout. A failure of only this rollout drops it; other failures end the worker."""
         rollout_id = state.request.rollout_id
         try:
             await self._played(state)
@@ -264,7 +264,7 @@ class GenerationWorker:
                 self._hand_back(state)
                 return
             self._note_turn(state)
-            self._release(state)  # its KV cache is free; checking the answer holds nobody up
+            self._release(state)  # frees its KV cache for others before its answer is scored
             self._end_rollout(await score(state, self._judge, self._chat))
         except ToolStateLost as lost:
             reached = self._reached(state)
@@ -287,8 +287,8 @@ class GenerationWorker:
                     self._agents.close(state)
 
     def _drop(self, state: RolloutState, reason: str) -> None:
-        """A failure of ours ends a rollout: its KV cache is freed, and its group hears the reason."""
-        if state.request.rollout_id in self._residents:  # judging comes after the release
+        """End a rollout by a failure of ours: free its KV cache, and report the reason."""
+        if state.request.rollout_id in self._residents:  # False if it failed while being scored
             self._release(state)
         self._end_rollout(
             DroppedRollout(rollout_id=state.request.rollout_id, group_id=state.request.group_id, reason=reason)
@@ -307,7 +307,7 @@ class GenerationWorker:
         return True
 
     def _note_turn(self, state: RolloutState) -> _Resident | None:
-        """None for a rollout that was handed back when the engine died."""
+        """Record a finished turn; None for a rollout that was handed back when the engine died."""
         resident = self._residents.get(state.request.rollout_id)
         if resident is not None and resident.state is not state:
             self._journal.turn_finished(resident.state, state)
@@ -315,7 +315,7 @@ class GenerationWorker:
         return resident
 
     def _reached(self, start: RolloutState) -> RolloutState:
-        """The rollout at its last finished turn."""
+        """The rollout's state after its last finished turn."""
         resident = self._residents.get(start.request.rollout_id)
         return start if resident is None else resident.state
 
@@ -330,7 +330,7 @@ class GenerationWorker:
         self._reporting.set()
 
     def _note_fault(self, task: asyncio.Task[None]) -> None:
-        """A task that raised would otherwise end silently, and the run would wait for it until its deadline."""
+        """Report the error of a task; otherwise the run would wait for it until its deadline."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._ended.close(fault)
 
@@ -345,9 +345,9 @@ class GenerationWorker:
             try:
                 await self._journal.flush()
                 await self._report(outbox)
-            except UnknownReplica:  # `_follow_orders` registers again, with what is resident
+            except UnknownReplica:  # `_follow_orders` registers again, with the resident rollouts
                 continue
-            except DeadlineExceeded:  # as there
+            except DeadlineExceeded:  # send it with the next report
                 self._outbox = self._outbox.after(outbox)
                 self._reporting.set()
 
@@ -356,12 +356,12 @@ class GenerationWorker:
             turns, load = outbox.turns, self.load()
             await self._ask(lambda b: b.report(self._replica_id, turns, load), "a report")
             outbox.turns = []
-        if back := [both for name, both in outbox.returned.items() if name not in self._residents]:  # nor granted again
+        if back := [both for name, both in outbox.returned.items() if name not in self._residents]:  # not granted again
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
-        """The engine is gone: hand back every rollout at its last finished turn, then end this process, to be
-        restarted.
+        """After the engine's death: hand back every rollout at its last finished turn, then end this process, which
+        Ray restarts.
         """
         if self._engine_died is not None:
             return
@@ -371,9 +371,9 @@ class GenerationWorker:
         await self._journal.flush()
         for resident in [*self._residents.values()]:
             self._hand_back(resident.state)
-        with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
-            words = self._report(self._outbox.after(self._unsent))  # with what has ended: it is not to be played again
-            await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last words")
+        with contextlib.suppress(Exception):  # the driver's `replica_lost` covers a report that does not arrive
+            words = self._report(self._outbox.after(self._unsent))  # with ended rollouts, which must not be repeated
+            await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last report")
         self._die()
 
     async def _ask(self, ask: Callable[[BalancerService], Awaitable[T]], reason: str, extra_s: float = 0.0) -> T:

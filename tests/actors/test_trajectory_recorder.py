@@ -58,8 +58,8 @@ async def test_another_worker_records_where_the_first_is_gone(tmp_path: Path, go
 
 async def test_without_any_worker_the_run_continues_with_a_shown_line(tmp_path: Path):
     shown = await record(tmp_path / "step.jsonl", a=Worker(trouble=RayActorError()))
-    assert shown[-1] == "step.jsonl was not written: no worker is there"
-    assert await record(tmp_path / "step.jsonl") == ["step.jsonl was not written: no worker is there"]
+    assert shown[-1] == "step.jsonl was not written: no worker is available"
+    assert await record(tmp_path / "step.jsonl") == ["step.jsonl was not written: no worker is available"]
 
 
 async def test_a_full_disk_is_a_shown_line_and_no_other_workers_matter(tmp_path: Path):
