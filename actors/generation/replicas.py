@@ -31,7 +31,7 @@ R = TypeVar("R")
 POLL_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
 """Most losses of one replica without progress before the run ends."""
-SERVED_WELL_S = 60.0
+HEALTHY_AFTER_S = 60.0
 """A replica that served this long before its loss has made progress; the start is not the cause of the loss."""
 START_PATIENCE = 3.0
 """Factor on an actor's silence limit while its engine starts, because loading a library may block it."""
@@ -185,8 +185,8 @@ class Replicas:
 
     async def _count_loss(self, replica: Replica, lost: Exception) -> None:
         """Count the loss, and kill a process that is alive but unusable. Raises `RStarError` beyond the budget, which
-        is reset if rollouts have ended since the last loss, or the replica served for `SERVED_WELL_S`."""
-        if replica.lost() >= SERVED_WELL_S:
+        is reset if rollouts have ended since the last loss, or the replica served for `HEALTHY_AFTER_S`."""
+        if replica.lost() >= HEALTHY_AFTER_S:
             replica.losses.reset()
         replica.losses.count(self.rollouts.num_ended)
         self._watchdog.follow(replica)
@@ -196,7 +196,7 @@ class Replicas:
         if replica.losses.exceeded:
             raise RStarError(
                 f"{replica.name} was lost {replica.losses.in_a_row} times without a rollout that ended in between, or "
-                f"{SERVED_WELL_S:g} s of serving, the last time by {type(lost).__name__}: {lost}"
+                f"{HEALTHY_AFTER_S:g} s of serving, the last time by {type(lost).__name__}: {lost}"
             )
         if not _is_gone(lost):
             await replica.restart()

@@ -71,7 +71,7 @@ def main() -> int:
         wrong = [*verified(run), *(f"left behind: {name}" for name in left)]
         print("\n".join(wrong), flush=True)
         print(json.dumps(summary(cases)), flush=True)
-    return 0 if all(case.well for case in cases) and not wrong else 1
+    return 0 if all(case.passed for case in cases) and not wrong else 1
 
 
 if __name__ == "__main__":

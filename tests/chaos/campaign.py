@@ -48,7 +48,7 @@ class Case:
     steps: int = 0
 
     @property
-    def well(self) -> bool:
+    def passed(self) -> bool:
         return self.outcome.startswith("continues") and self.named and not (self.lost or self.twice or self.late)
 
 

@@ -100,11 +100,13 @@ def main() -> int:
             process.kill()
     differ = sum(len({json.dumps(row) for row in same}) > 1 for same in zip(*map(figures, runs), strict=False))
     killed = sum(len(row["killed_or_lost"]) for row in rows.values())  # type: ignore[arg-type]
-    ended_well = len(rows) == len(runs) and all(row["status"] == 0 for row in rows.values())
+    ended_clean = len(rows) == len(runs) and all(row["status"] == 0 for row in rows.values())
     print(
-        json.dumps({"runs": len(rows), "killed_or_lost": killed, "ended_well": ended_well, "rows_that_differ": differ})
+        json.dumps(
+            {"runs": len(rows), "killed_or_lost": killed, "ended_clean": ended_clean, "rows_that_differ": differ}
+        )
     )
-    return 0 if ended_well and not killed else 1
+    return 0 if ended_clean and not killed else 1
 
 
 if __name__ == "__main__":

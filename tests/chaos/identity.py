@@ -65,7 +65,7 @@ def weights(run: Run) -> dict[str, str]:
 
 
 def finish(run: Run, steps: int, seconds: float) -> bool:
-    """Whether the command ends well in time."""
+    """Whether the command ends in time, after its last step."""
     return run.wait(lambda: run.driver is None or run.driver.poll() is not None, seconds) and run.steps() == steps
 
 

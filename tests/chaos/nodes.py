@@ -414,7 +414,7 @@ def main() -> int:
     )
     print("\n".join(wrong))
     print(json.dumps(summary(cases)), flush=True)
-    return 0 if all(case.well for case in cases) and not wrong else 1
+    return 0 if all(case.passed for case in cases) and not wrong else 1
 
 
 if __name__ == "__main__":

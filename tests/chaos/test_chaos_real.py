@@ -23,5 +23,5 @@ def test_a_run_bears_deaths_and_a_wedge_and_loses_nothing(tmp_path: Path):
     finally:
         left = run.end()
     assert not left
-    assert all(case.well for case in cases), cases
+    assert all(case.passed for case in cases), cases
     assert all(case.notice_s is not None and case.notice_s < 60 for case in cases), cases

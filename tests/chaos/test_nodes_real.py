@@ -18,6 +18,6 @@ def test_a_run_bears_the_loss_of_a_node_and_loses_nothing(tmp_path: Path, ranks:
     policy = make_tiny_model(tmp_path / "policy", seed=0)
     cases, wrong = play(tmp_path, policy, ranks=ranks, seeds=1, smaller=smaller)
     assert not wrong
-    assert cases and all(case.well for case in cases), cases
+    assert cases and all(case.passed for case in cases), cases
     noticed = [case.notice_s for case in cases]
     assert all(seconds is not None and seconds < NOTICED_S for seconds in noticed), noticed

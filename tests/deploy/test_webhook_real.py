@@ -25,14 +25,14 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not all(PROGRAMS.values()), reason="needs prometheus and prometheus-alertmanager (Debian)"),
 ]
-WELL, DRIFTED = 1e-7, 0.2
+HEALTHY, DRIFTED = 1e-7, 0.2
 DEADLINE_S = 120.0
 
 
 class Run(BaseHTTPRequestHandler):
     """Stands for a node of a run at /metrics, and for somebody's pager at /alert."""
 
-    drift = WELL
+    drift = HEALTHY
     called: list[dict[str, Any]]
 
     def do_GET(self) -> None:
@@ -129,12 +129,12 @@ def test_an_alert_reaches_the_webhook_with_what_it_saw_and_the_fix_and_so_does_i
         return [one for call in pager.called for one in call["alerts"] if one["status"] == status]
 
     time.sleep(5)
-    assert pager.called == [], "nobody is woken while the run is well"
+    assert pager.called == [], "nobody is woken while the run is healthy"
     pager.drift = DRIFTED
     until(lambda: alerts("firing"), "the webhook was not called")
     (alert,) = {one["labels"]["alertname"]: one for one in alerts("firing")}.values()
     assert alert["labels"] == alert["labels"] | {"alertname": "LogprobDrift", "run": "night", "severity": "page"}
     assert alert["annotations"]["summary"] == "night: learner and engines differ by 200m nats per token"
     assert "compare ray_rstar_engine_policy_version" in alert["annotations"]["fix"]
-    pager.drift = WELL
+    pager.drift = HEALTHY
     until(lambda: alerts("resolved"), "its end was not reported")

@@ -145,7 +145,7 @@ def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_dam
     )
 
 
-def taught(tmp_path: Path, count: int, *more: str) -> list[str]:
+def sft_options(tmp_path: Path, count: int, *more: str) -> list[str]:
     said = rows(tmp_path / "said.jsonl", [SAID] * count)
     return [*TINY, "--run-dir", str(tmp_path / "run"), "--sft.data", str(said), "--sft.batch-size", "8", *more]
 
@@ -155,12 +155,12 @@ def test_sft_is_as_long_as_somebody_chose_or_no_longer_than_its_file_bears(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit, match="2"):
-        launch([SFT], taught(tmp_path, 40))
+        launch([SFT], sft_options(tmp_path, 40))
     refused = "--sft.steps: it is not given, and 1000 steps of 8 are 222 epochs of the 36 rows of said.jsonl"
     assert refused in capsys.readouterr().err and not (tmp_path / "run").exists()
     for steps in (["--sft.steps", "1000"], ["--sft.steps=1000"]):
         with pytest.raises(SystemExit, match="1"):
-            launch([SFT], taught(tmp_path, 40, *steps))
+            launch([SFT], sft_options(tmp_path, 40, *steps))
         assert (
             "1,000 steps of 8 are 222.2 epochs of the 36 rows to train on; --sft.steps 14 makes 3"
             in capsys.readouterr().out

@@ -82,17 +82,17 @@ async def test_sft_does_not_continue_with_other_conversations(tmp_path: Path):
     config = with_values(SMALL, {"stage": "sft"})
     rows = [SftExample(np.arange(9), np.ones(9, dtype=bool), name=f"said.jsonl:{n}") for n in range(1, 8)]
 
-    async def taught(train: Sequence[SftExample], source: str, *, stops: bool = False) -> None:
+    async def run_on(train: Sequence[SftExample], source: str, *, stops: bool = False) -> None:
         context = replace(fake_context(SkilledPolicy()), stop_requested=lambda: stops)
         with RunDir.open(tmp_path, "sft", asdict(config)) as run_dir:
             await run_sft(config, train, [], in_run(context, run_dir), source=source)
 
     with pytest.raises(Stopped):
-        await taught(rows, "a", stops=True)
+        await run_on(rows, "a", stops=True)
     for train, source in ((rows[1:], "a"), (rows, "b"), ([*rows, replace(rows[0], name="said.jsonl:8")], "a")):
         with pytest.raises(ConfigError, match=r"--sft\.data: sft reached step 1 with other conversations than said"):
-            await taught(train, source)
-    await taught([replace(row, token_ids=np.arange(9) + 1) for row in rows], "a")  # as on another day
+            await run_on(train, source)
+    await run_on([replace(row, token_ids=np.arange(9) + 1) for row in rows], "a")  # as on another day
     assert read_json(tmp_path / "checkpoints" / "sft-step-000004" / "progress.json")["data"] == digest_of_rows(
         rows, "a"
     )

@@ -445,7 +445,7 @@ async def test_an_interrupted_evaluation_continues_and_computes_nothing_twice(tm
     assert again.played == 0  # what only trains, or only says where it runs, changes no answer
 
 
-async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path, logged: list[str]):
+async def test_a_stage_ends_when_its_policy_has_learned_what_it_can(tmp_path: Path, logged: list[str]):
     config = stage("stage2", until="solved", steps=60)
     policy = SkilledPolicy(skill=0.9, slip=0.0)
     await run_stage(config, policy, tmp_path / "run")

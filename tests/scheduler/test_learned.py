@@ -44,7 +44,7 @@ def survivals(estimate: LengthEstimate) -> list[Any]:
     return [table.tolist() for table in estimate.survivals(groups, ages, estimate.edges_B1)]
 
 
-def test_an_estimate_that_was_taught_answers_and_continues_as_the_one_that_saw_it_all():
+def test_an_estimate_that_was_loaded_answers_and_continues_as_the_one_that_saw_it_all():
     unbroken, restored = LengthEstimate(MOST), LengthEstimate(MOST)
     for seed in (1, 2):
         step(unbroken, seed)

@@ -29,12 +29,12 @@ class Life:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.published = list[Published]()
-        self.taught: list[tuple[int, Mapping[str, object]]] = []  # and the version that was published by then
+        self.loaded: list[tuple[int, Mapping[str, object]]] = []  # and the version that was published by then
         self.fault: Exception | None = None  # when it is asked
         self.context = fake_context(
             SkilledPolicy(),
             published=self.published,
-            services={"balancer_state": self.learned, "load_balancer_state": self.teach},
+            services={"balancer_state": self.learned, "load_balancer_state": self.load},
         )
 
     async def learned(self) -> Mapping[str, object] | None:
@@ -42,10 +42,10 @@ class Life:
             raise self.fault
         return {"versions": len(self.published), "share": 0.1 + 0.2}
 
-    async def teach(self, saved: Mapping[str, object]) -> None:
+    async def load(self, saved: Mapping[str, object]) -> None:
         if "nonsense" in saved:
             raise ValueError("deaths_B has 3 bins, not 48")
-        self.taught.append((self.published[-1][0], saved))
+        self.loaded.append((self.published[-1][0], saved))
 
     async def run(self, config: RunConfig = CONFIG) -> None:
         with RunDir.open(self.path, config.stage, asdict(config)) as run_dir:
@@ -65,29 +65,29 @@ def folder(path: Path, step: int) -> Path:
     return path / "checkpoints" / f"stage1-step-{step:06d}"
 
 
-async def test_a_run_that_continues_is_taught_what_its_checkpoint_had_once_its_version_is_published(
+async def test_a_run_that_continues_loads_what_its_checkpoint_had_once_its_version_is_published(
     tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)
     await first.stopped_after(2)
-    assert first.taught == [] and read_json(folder(tmp_path, 2) / BALANCER_STATE) == KNOWN
+    assert first.loaded == [] and read_json(folder(tmp_path, 2) / BALANCER_STATE) == KNOWN
     assert BALANCER_STATE in read_json(folder(tmp_path, 2) / MANIFEST)["files"]
     await second.run()
-    assert second.taught == [(2, KNOWN)] and left_out(logged) == []
+    assert second.loaded == [(2, KNOWN)] and left_out(logged) == []
     assert faults(tmp_path) == []
 
 
-async def test_a_stage_is_taught_what_the_one_before_it_had_learned_unless_its_policy_is_from_elsewhere(
+async def test_a_stage_loads_what_the_one_before_it_had_learned_unless_its_policy_is_from_elsewhere(
     tmp_path: Path,
 ):
     await Life(tmp_path).run()
     after, elsewhere = Life(tmp_path), Life(tmp_path)
     await after.run(replace(CONFIG, stage="stage2"))
     await elsewhere.run(replace(CONFIG, stage="stage3", model=str(folder(tmp_path, 4))))
-    assert [version for version, _ in after.taught] == [4] and elsewhere.taught == []
+    assert [version for version, _ in after.loaded] == [4] and elsewhere.loaded == []
 
 
-async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_the_next_life_begins_untaught(
+async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_the_next_start_loads_nothing(
     tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)
@@ -99,7 +99,7 @@ async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_t
     assert not (folder(tmp_path, 2) / BALANCER_STATE).exists() and faults(tmp_path) == []
     logged.clear()
     await second.run()
-    assert second.taught == [] and left_out(logged) == [] and (folder(tmp_path, 4) / BALANCER_STATE).exists()
+    assert second.loaded == [] and left_out(logged) == [] and (folder(tmp_path, 4) / BALANCER_STATE).exists()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_t
         (b"\xff\xfe", "ConfigError: "),
     ],
 )
-async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_continues_untaught(
+async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_continues_without_it(
     learned: bytes, said: str, tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)
@@ -121,5 +121,5 @@ async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_continues_untaught
     write_manifest(folder(tmp_path, 2), stage="stage1", step=2)
     await second.run()
     (line,) = left_out(logged)
-    assert line.startswith(f"{BALANCER_STATE} of stage1-step-000002 is left out: {said}") and second.taught == []
+    assert line.startswith(f"{BALANCER_STATE} of stage1-step-000002 is left out: {said}") and second.loaded == []
     assert read_json(tmp_path / "finished" / "stage1.json")["step"] == 4
