@@ -102,8 +102,8 @@ def risk_of(cost: PlacementCost | None, *, has_history: bool = True) -> float:
     """The share of rollouts that an engine may have to preempt, at any of `LOOKS` moments of their lives.
 
     What is gained by filling more grows with what an empty seat loses. What is lost, where many share a cache, grows
-    with the square of what a preemption costs: with what each costs, and with how many there are, since all others go
-    on growing into the same cache while one is computed again. Where few do, what is left free for one of them is a
+    with the square of what a preemption costs: with what each costs, and with how many there are, since all others
+    keep growing into the same cache while one is computed again. Where few do, what is left free for one of them is a
     large part of the cache: there the share at a look is what an empty seat loses in a life over what the preemptions
     of all looks cost. Between the two it falls with the third power of how many there are; in a step before which none
     is known (not `has_history`) with the first, since lengths that nobody has seen vary more, and more is left free.
