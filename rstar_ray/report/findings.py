@@ -135,8 +135,8 @@ def _loss(value: float | None) -> str:
 
 
 def _change(name: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> FigureChange:
-    """The change between the means of the first and of the last few steps."""
-    before, after = ends(values) or (None, None)
+    """The change between the means of the first and of the last few steps; of one value, that value."""
+    before, after = ends(values) or (None, next((value for value in values if not math.isnan(value)), None))
     return FigureChange(name, before, after, show, unit)
 
 

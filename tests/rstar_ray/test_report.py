@@ -95,6 +95,12 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     assert "NaN" not in report.html_path.read_text()
 
 
+def test_a_run_has_a_page_after_its_first_step(tmp_path: Path):
+    data = page_data(read_run(run_directory(tmp_path / "run", stages={"stage1": 1})))
+    (reward,) = (tile["value"] for tile in data["tiles"] if tile["name"] == "Training reward")
+    assert reward == f"{data['lines'][1]['values'][0]:.2f}"
+
+
 def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
