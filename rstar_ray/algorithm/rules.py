@@ -87,7 +87,8 @@ def _in_one_line(failed: BaseException) -> str:
 
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
     """The trajectories of a group to train on. Raises `RStarError` for indices that are not of the group."""
-    kept = sorted(index(i) for i in rule("resample", algorithm, own_folder)(candidates, algorithm, rng))
+    given = tuple(candidates)  # a rule cannot sort them in place, and return indices of the sorted ones
+    kept = sorted(index(i) for i in rule("resample", algorithm, own_folder)(given, algorithm, rng))
     if len(kept) != len(set(kept)) or any(not 0 <= i < len(candidates) for i in kept):
         raise RStarError(f"--algorithm.resample {algorithm.resample}: {kept} are not indices of {len(candidates)}")
     return kept

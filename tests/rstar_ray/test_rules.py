@@ -100,6 +100,10 @@ def by_the_deviation(rewards, algorithm):
     values = np.array(rewards)
     return (values - values.mean()) / values.std()
 
+def sorts_in_place(candidates, algorithm, rng):
+    candidates.sort(key=lambda candidate: -candidate.reward)
+    return range(algorithm.keep)
+
 def by_index(rewards, algorithm):
     return dict(enumerate(rewards))
 
@@ -191,6 +195,7 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
             {"advantage": "{mine}:by_the_deviation", "reject_equal_reward": False},
             "--algorithm.advantage {mine}:by_the_deviation: it fails on made-up data",
         ),
+        ({"resample": "{mine}:sorts_in_place"}, "--algorithm.resample {mine}:sorts_in_place: it fails on made-up data"),
         ({"advantage": "{mine}:by_index"}, "--algorithm.advantage {mine}:by_index: it fails on made-up data"),
         ({"loss": "{mine}:number"}, "--algorithm.loss {mine}:number: number is not a function"),
         ({"loss": "absent:rule"}, "--algorithm.loss absent:rule: ModuleNotFoundError"),
