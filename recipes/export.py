@@ -54,7 +54,7 @@ def chosen(options: ExportOptions) -> Checkpoint:
     found = next((kept for stage in stages if (kept := run_dir.checkpoints(stage))), [])
     if not found:
         of = f" of {options.stage}" if options.stage else ""
-        raise ConfigError("run", f"{run_dir.path} has no whole checkpoint{of}", "give a run directory with one")
+        raise ConfigError("run", f"{run_dir.path} has no undamaged checkpoint{of}", "give a run directory with one")
     if options.step is None:
         checkpoint = best_checkpoint(run_dir, found[0].stage) or found[-1]
     else:

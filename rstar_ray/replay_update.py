@@ -253,7 +253,7 @@ def _before(run_dir: RunDir, config: RunConfig, step: int) -> Path | None:
     if not found or found[0] is None or damage(found[0].path) is not None:
         raise ConfigError(
             "--step",
-            f"{run_dir.checkpoints_path} has no whole checkpoint of {config.stage} before step {step}",
+            f"{run_dir.checkpoints_path} has no undamaged checkpoint of {config.stage} before step {step}",
             "choose a step after a checkpoint (--help lists how), or keep more with --checkpoint.keep",
         )
     return found[0].path

@@ -268,7 +268,7 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
 
     Returns the folder it was loaded from too; None for another policy, or for no folder.
     """
-    newest = await context.run_dir.newest_whole_checkpoint(config.stage)
+    newest = await context.run_dir.newest_undamaged_checkpoint(config.stage)
     forget_evaluations(context.run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
         progress = StageProgress.read(newest.path)
@@ -366,7 +366,7 @@ def _log_irregularities(record: StepRecord) -> None:
     elif record.left_out:
         first = record.left_out[0]
         log.info(
-            f"step {record.metrics.step}: the learner left out {len(record.left_out)} rollouts, "
+            f"step {record.metrics.step}: the learner excluded {len(record.left_out)} rollouts, "
             f"such as {first.rollout_id}: {first.reason}"
         )
     if record.dropped:

@@ -277,7 +277,7 @@ class RolloutClient:
     # -- learned state of the balancer ------------------------------------------------------------------------------
     async def save_learned(self) -> None:
         """Copy the balancer's learned state, if it answers; a restarted balancer first gets the earlier copy."""
-        with best_effort("what the balancer has learned"):
+        with best_effort("the balancer's learned state"):
             await self._latest_known()
 
     async def learned(self) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ class RolloutTraces:
         self._begun_s: dict[str, float] = {}
         self._sink: TraceSink | None = None
         if open_sink is not None:
-            with best_effort("the traces"):
+            with best_effort("tracing"):
                 self._sink = open_sink()
 
     def granted(self, grant: Grant) -> None:
@@ -84,7 +84,7 @@ class RolloutTraces:
             begun_s = self._begun_s.pop(rollout.rollout_id, now_s)
             self._add(rollout.rollout_id, ROOT, begun_s, now_s, end="dropped", reason=rollout.reason)
         spans, self._spans, self._sink = self._spans, [], None
-        with best_effort("the rest of the traces"):
+        with best_effort("further tracing"):
             sink.write(otlp_request(spans, service=self._replica_id, run=self._run))
             self._sink = sink
 

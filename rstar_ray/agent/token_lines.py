@@ -149,7 +149,7 @@ class TokenLines:
                     )
                     > 1
                 ):
-                    return "several turns with this text had different reasoning, which is left out"
+                    return "several turns with this text had different reasoning, which is omitted"
                 try:
                     self._context(before[-1], request.messages[length:])
                 except ValueError as refused:

@@ -91,7 +91,7 @@ class SftPlan:
         ]
         counted = Counter(problem.kind for problem in self.left_out)
         first = {problem.kind: problem for problem in reversed(self.left_out)}
-        lines += [f"sft: left out {count:,}: such as {first[kind]}" for kind, count in counted.most_common(10)]
+        lines += [f"sft: excluded {count:,}: such as {first[kind]}" for kind, count in counted.most_common(10)]
         return lines
 
 
@@ -157,7 +157,7 @@ def plan_sft(
                 _refuse_too_many(left_out, total, max_left_out)
             if time.perf_counter() - logged_s > 5:
                 logged_s = time.perf_counter()
-                log.info(f"sft: {total:,} conversations looked at, {len(left_out):,} left out")
+                log.info(f"sft: {total:,} conversations read, {len(left_out):,} excluded")
     if not total:
         raise ConfigError("--sft.data", f"{path.name} has no row", "name a file with conversations")
     _refuse_too_many(left_out, total, max_left_out)

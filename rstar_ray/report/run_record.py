@@ -155,9 +155,9 @@ def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
     try:
         read = read_object(path)
     except ConfigError as unread:
-        return {}, [f"{path.name} is left out: {unread.problem}"]
+        return {}, [f"{path.name} is ignored: {unread.problem}"]
     stages = {name: config for name, config in read.items() if isinstance(config, dict)}
-    return stages, [f"{path.name}: {name} is not a stage and is left out" for name in read.keys() - stages.keys()]
+    return stages, [f"{path.name}: {name} is not a stage and is ignored" for name in read.keys() - stages.keys()]
 
 
 def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
@@ -168,7 +168,7 @@ def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
         try:
             found.append(read_object(path, *names))
         except ConfigError as broken:
-            unread.append(f"{folder.name}/{path.name} is left out: {broken.problem}")
+            unread.append(f"{folder.name}/{path.name} is ignored: {broken.problem}")
     return found, unread
 
 
@@ -249,7 +249,7 @@ def unread_files(run: RunRecord, files: Sequence[TrajectoryFile]) -> list[str]:
     """A line for each trajectory file that could not be read, except for files that are still empty."""
     read = {file.path.name for file in files}
     return [
-        f"trajectories/{path.name} is left out: its first line is not a trajectory"
+        f"trajectories/{path.name} is ignored: its first line is not a trajectory"
         for path in sorted((run.path / "trajectories").glob("*.jsonl"))
         if path.name not in read and not _just_begun(path)
     ]

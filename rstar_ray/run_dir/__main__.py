@@ -60,7 +60,7 @@ def _verify(options: VerifyOptions) -> int:
         found = faults(options.run)
     for fault in found:
         print(f"fault: {fault}")
-    print(f"{options.run}: {'whole' if not found else f'{len(found)} faults'}")
+    print(f"{options.run}: {len(found) or 'no'} faults")
     return 1 if found else 0
 
 

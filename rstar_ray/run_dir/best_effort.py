@@ -15,4 +15,4 @@ def best_effort(what: str) -> Generator[None, None, None]:
     except Exception as failed:
         lines = str(failed).strip().splitlines()
         reason = f"{type(failed).__name__}: {lines[0]}" if lines else type(failed).__name__
-        log.warning("%s is left out: %s", what, reason, exc_info=True)
+        log.warning("%s is skipped: %s", what, reason, exc_info=True)

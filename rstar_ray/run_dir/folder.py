@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 HASHED_WITHIN_S = 3_600.0
 """Deadline for hashing all files of a checkpoint: 60 MB/s are enough for a learner of 14B."""
-NONE_WHOLE = (
+NONE_UNDAMAGED = (
     "restore one from a backup, name another run directory, or move these folders away: the stage then starts again "
     "without its records"
 )
@@ -244,7 +244,7 @@ class RunDir:
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
-    async def newest_whole_checkpoint(self, stage: str) -> Checkpoint | None:
+    async def newest_undamaged_checkpoint(self, stage: str) -> Checkpoint | None:
         """The newest checkpoint whose checksums match. Newer, damaged ones are logged and quarantined.
 
         None where the stage has no checkpoint yet. Raises `ConfigError` where all are damaged: a new start would delete
@@ -260,8 +260,8 @@ class RunDir:
         known = [f"{folder.name}: {wrong}" for folder, wrong in damaged.items()]
         known += [folder.name for folder in _folders(self.checkpoints_path, f"{QUARANTINED}{stage}-step-")]
         if known:
-            problem = f"{self.checkpoints_path} has no whole checkpoint of {stage} ({_listed(known, '; ')})"
-            raise ConfigError("--run-dir", problem, NONE_WHOLE)
+            problem = f"{self.checkpoints_path} has no undamaged checkpoint of {stage} ({_listed(known, '; ')})"
+            raise ConfigError("--run-dir", problem, NONE_UNDAMAGED)
         return None
 
     def finish_stage(self, stage: str, step: int) -> None:
@@ -415,7 +415,7 @@ def refuse_damaged_end(end: Checkpoint) -> None:
     if wrong := damage(end.path):
         mark = end.path.parents[1] / "finished" / f"{end.stage}.json"
         hint = f"restore it from a backup, or delete {mark} to train the rest of the stage again"
-        raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", hint)
+        raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is damaged: {wrong}", hint)
 
 
 def with_added_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -476,7 +476,7 @@ def _quarantine(damaged: Mapping[Path, str]) -> None:
         quarantined = folder.with_name(f"{QUARANTINED}{folder.name}")
         shutil.rmtree(quarantined, ignore_errors=True)
         folder.rename(quarantined)
-        log.info(f"checkpoint {folder.name} is not whole and is quarantined as {quarantined.name}: {wrong}")
+        log.info(f"checkpoint {folder.name} is damaged and is quarantined as {quarantined.name}: {wrong}")
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:

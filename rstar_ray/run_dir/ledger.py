@@ -97,7 +97,7 @@ def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -
         if unexplained := sorted(
             {*row["ids"][RolloutStatus.DROPPED], *row["ids"][RolloutStatus.LEFT_OUT]} - row["reasons"].keys()
         ):
-            found.append(f"{name}: {unexplained[0]} was dropped or left out without a reason")
+            found.append(f"{name}: {unexplained[0]} was dropped or excluded without a reason")
     for stage, logged in steps.items():
         if logged != list(range(1, len(logged) + 1)):
             found.append(f"{LEDGER}: the steps of {stage} are not 1, 2, 3, ...")

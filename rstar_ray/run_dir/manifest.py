@@ -42,7 +42,7 @@ class Unreadable(RStarError):
 
 def unreadable(path: Path, refused: OSError) -> Unreadable:
     return Unreadable(
-        f"{refused.filename or path} cannot be read ({refused.strerror or refused}), and the checkpoint may be whole: "
+        f"{refused.filename or path} cannot be read ({refused.strerror or refused}), and the checkpoint may be intact: "
         "check that its file system is mounted and readable by this account; the same command then resumes"
     )
 
@@ -118,7 +118,7 @@ def _damage(folder: Path, *, sizes_only: bool) -> str | None:
         found = readers.map(_checksum_if_there, [folder / name for name in expected])
         for (name, (_, sha256, of)), seen in zip(expected.items(), found, strict=True):
             if seen != sha256:
-                return f"{name}{of} is " + ("missing" if seen is None else "not what was written: its checksum differs")
+                return f"{name}{of} is " + ("missing" if seen is None else "damaged: its checksum differs")
     return None
 
 
@@ -128,7 +128,7 @@ def _manifest_fault(manifest: dict[str, Any], folder: Path) -> str | None:
     if manifest.keys() != {"stage", "step", "files", OWN_SHA256}:
         return f"has other keys than stage, step, files and {OWN_SHA256}"
     if manifest[OWN_SHA256] != _checksum_of(rest):
-        return "is not what was written: its own checksum differs"
+        return "does not match its own checksum"
     stage, _, step = folder.name.removeprefix(QUARANTINED).rpartition("-step-")
     if manifest["stage"] != stage or f"{manifest['step']:06d}" != step:
         return f"is of step {manifest['step']} of {manifest['stage']}, which is not its folder's name"

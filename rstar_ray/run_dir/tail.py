@@ -54,7 +54,7 @@ class GrowingRows:
                 self.rows.append(row)
             else:
                 kind = "JSON" if row is None or not self._needs else f"JSON with {', '.join(sorted(self._needs))}"
-                self.faults.append(f"{self._path.name}, line {self._lines} is not a row of {kind} and is left out")
+                self.faults.append(f"{self._path.name}, line {self._lines} is not a row of {kind} and is ignored")
         return True
 
     def _forget(self) -> None:

@@ -48,7 +48,7 @@ def _checkpoints(run_dir: RunDir) -> tuple[Steps, list[str]]:
             wrong = str(unread)
         if wrong is None:
             wrote = ", ".join(f"{count} of {writer}" for writer, count in sorted(writers(folder).items()))
-            log.info(f"checkpoint {folder.name}: whole; files: {wrote}")
+            log.info(f"checkpoint {folder.name}: undamaged; files: {wrote}")
             stage, _, step = folder.name.rpartition("-step-")
             if step.isdecimal() and not stage.startswith(QUARANTINED):
                 whole.setdefault(stage, []).append(int(step))

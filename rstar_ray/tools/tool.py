@@ -108,4 +108,4 @@ def _refuse_misfit(name: str, function: Any, parameters: Mapping[str, Any], *, b
     if absent := sorted(needed - properties):
         raise ConfigError(name, f"its schema has no {absent[0]!r}", "add it to properties, or give it a default")
     if open_ := sorted(needed - required):
-        raise ConfigError(name, f"{open_[0]!r} may be left out, but the function needs it", "add it to required")
+        raise ConfigError(name, f"{open_[0]!r} may be omitted, but the function needs it", "add it to required")

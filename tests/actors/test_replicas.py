@@ -364,7 +364,7 @@ async def test_a_publish_does_not_end_with_a_balancer_that_cannot_say_what_it_ha
 
     run.balancer.learned = Method(fail)
     await run.replicas.publish(SECOND)
-    assert run.shown[-1] == "what the balancer has learned is left out: RuntimeError: no such call"
+    assert run.shown[-1] == "the balancer's learned state is skipped: RuntimeError: no such call"
 
 
 async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run):

@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, logged: lis
     (tmp_path / "file").write_text("")
     recorder = traces(tmp_path / "file" / "traces.jsonl")
     play(recorder)
-    assert len(logged) == 1 and logged[0].startswith("the traces is left out: ")
+    assert len(logged) == 1 and logged[0].startswith("tracing is skipped: ")
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -342,20 +342,20 @@ def _of_the_driver() -> list[Kind]:
         ),
         Kind(
             name="SIGKILL driver, a flipped byte in a checkpoint",
-            fault=damaged(f"{NEWEST}/state-*.safetensors", flipped), says=("is not whole", *again), ends=True,
+            fault=damaged(f"{NEWEST}/state-*.safetensors", flipped), says=("is damaged", *again), ends=True,
         ),
         Kind(
             name="SIGKILL driver, a torn checkpoint",
-            fault=damaged(f"{NEWEST}/state-*.safetensors", half), says=("is not whole", *again), ends=True,
+            fault=damaged(f"{NEWEST}/state-*.safetensors", half), says=("is damaged", *again), ends=True,
         ),
         Kind(
             name="SIGKILL driver, a rank's part of a checkpoint missing",
-            fault=damaged(f"{NEWEST}/state-00001.safetensors", lambda data: None), says=("is not whole", *again),
+            fault=damaged(f"{NEWEST}/state-00001.safetensors", lambda data: None), says=("is damaged", *again),
             ends=True,
         ),
         Kind(
             name="SIGKILL driver, a torn manifest",
-            fault=damaged(f"{NEWEST}/manifest.json", half), says=("is not whole", *again), ends=True,
+            fault=damaged(f"{NEWEST}/manifest.json", half), says=("is damaged", *again), ends=True,
         ),
         Kind(
             name="SIGKILL driver, a torn journal",

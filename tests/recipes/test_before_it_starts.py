@@ -139,7 +139,7 @@ def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_dam
     with pytest.raises(ConfigError) as refused:
         run([config])
     assert str(refused.value) == (
-        f"--run-dir: {end}, where stage1 ended, is not whole: progress.json is not what was written: its checksum "
+        f"--run-dir: {end}, where stage1 ended, is damaged: progress.json is damaged: its checksum "
         f"differs. Hint: restore it from a backup, or delete {run_dir.path / 'finished' / 'stage1.json'} "
         "to train the rest of the stage again"
     )

@@ -345,7 +345,7 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
     problems_are_prepared(journey)
     sft = ["recipes/sft.py", "--model", str(journey.base), "--sft.data", str(tmp_path / "conversations.jsonl")]
     said = journey.done(journey.training(*sft, "--sft.steps", str(LONG.sft_steps)))
-    assert "sft: left out 1" in said and "sft held-out: avg@2" in said
+    assert "sft: excluded 1" in said and "sft held-out: avg@2" in said
     is_stopped_by_sigterm_and_continues(journey, journey.training("recipes/stage1.py"))
     is_evaluated(journey)
     the_exported_folder_is_a_hugging_face_folder(journey)

@@ -58,7 +58,7 @@ class Life:
 
 
 def left_out(logged: list[str]) -> list[str]:
-    return [line for line in logged if "left out" in line]
+    return [line for line in logged if "is skipped" in line]
 
 
 def folder(path: Path, step: int) -> Path:
@@ -94,7 +94,7 @@ async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_t
     first.fault = OSError("the balancer is away")
     await first.stopped_after(2)
     assert left_out(logged) == [
-        f"{BALANCER_STATE} of the checkpoint after step 2 is left out: OSError: the balancer is away"
+        f"{BALANCER_STATE} of the checkpoint after step 2 is skipped: OSError: the balancer is away"
     ]
     assert not (folder(tmp_path, 2) / BALANCER_STATE).exists() and faults(tmp_path) == []
     logged.clear()
@@ -121,5 +121,5 @@ async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_continues_without_
     write_manifest(folder(tmp_path, 2), stage="stage1", step=2)
     await second.run()
     (line,) = left_out(logged)
-    assert line.startswith(f"{BALANCER_STATE} of stage1-step-000002 is left out: {said}") and second.loaded == []
+    assert line.startswith(f"{BALANCER_STATE} of stage1-step-000002 is skipped: {said}") and second.loaded == []
     assert read_json(tmp_path / "finished" / "stage1.json")["step"] == 4

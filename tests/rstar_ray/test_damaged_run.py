@@ -83,13 +83,13 @@ def test_each_command_continues_without_it_or_ends_with_a_line(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("config.json", "config.json is left out: not JSON"),
-        ("metrics.jsonl", "metrics.jsonl, line 1 is not a row of JSON and is left out"),
-        ("ledger.jsonl", "ledger.jsonl, line 1 is not a row of JSON and is left out"),
-        ("finished/stage1.json", "finished/stage1.json is left out: not JSON"),
+        ("config.json", "config.json is ignored: not JSON"),
+        ("metrics.jsonl", "metrics.jsonl, line 1 is not a row of JSON and is ignored"),
+        ("ledger.jsonl", "ledger.jsonl, line 1 is not a row of JSON and is ignored"),
+        ("finished/stage1.json", "finished/stage1.json is ignored: not JSON"),
         (
             "trajectories/stage1-step-000001.jsonl",
-            "stage1-step-000001.jsonl is left out: its first line is not a trajectory",
+            "stage1-step-000001.jsonl is ignored: its first line is not a trajectory",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_the_page_names_what_it_could_not_read(name: str, said: str, run: Path):
 def test_a_row_without_what_it_must_have_is_named_with_that(run: Path):
     append_row(run / "metrics.jsonl", {"stage": "stage1"})
     (fault,) = LiveRun(run).data()["faults"]
-    assert "is not a row of JSON with stage, step, step_s and is left out" in fault
+    assert "is not a row of JSON with stage, step, step_s and is ignored" in fault
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "analysis"])

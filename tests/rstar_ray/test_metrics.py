@@ -105,10 +105,10 @@ def test_a_sink_that_fails_is_a_shown_line_and_the_others_continue(tmp_path: Pat
         log._file = Full()  # type: ignore[assignment]
         log.write(metrics(3))
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
-    assert [line.split(":")[0] for line in logged if "left out" in line] == [
-        "TensorBoard's file from step 2 on is left out",
-        "step 3 in metrics.jsonl is left out",
-        "the end of metrics.jsonl is left out",
+    assert [line.split(":")[0] for line in logged if "is skipped" in line] == [
+        "TensorBoard's file from step 2 on is skipped",
+        "step 3 in metrics.jsonl is skipped",
+        "the end of metrics.jsonl is skipped",
     ]
     assert sum("reward" in line for line in logged) == 3  # the person watching still sees every step
 

@@ -152,7 +152,7 @@ def test_two_runs_never_share_a_directory(tmp_path: Path):
         pass  # a killed run leaves no lock behind
 
 
-def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
+def test_the_newest_undamaged_checkpoint_is_found(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         assert run_dir.newest_checkpoint("stage1") is None
         write(run_dir, "stage1", 9)
@@ -248,10 +248,10 @@ async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is
         write(run_dir, "stage1", 20)
         torn = tmp_path / "checkpoints" / "stage1-step-000020" / name
         torn.write_bytes(torn.read_bytes()[:3])
-        newest = await run_dir.newest_whole_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1")
         assert newest is not None and newest.step == 10
         (line,) = logged
-        assert line.startswith("checkpoint stage1-step-000020 is not whole and is quarantined") and name in line
+        assert line.startswith("checkpoint stage1-step-000020 is damaged and is quarantined") and name in line
 
 
 async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, logged: list[str]):
@@ -259,17 +259,17 @@ async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_p
         write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
         (tmp_path / "checkpoints" / "stage1-step-000020" / "rank0" / "state.pt").write_text("weighty")
-        newest = await run_dir.newest_whole_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1")
         assert newest is not None and newest.step == 10
         assert logged == [
-            "checkpoint stage1-step-000020 is not whole and is quarantined as damaged-stage1-step-000020: "
-            "rank0/state.pt is not what was written: its checksum differs"
+            "checkpoint stage1-step-000020 is damaged and is quarantined as damaged-stage1-step-000020: "
+            "rank0/state.pt is damaged: its checksum differs"
         ]
         assert steps(run_dir, "stage1") == [10]
-        assert await run_dir.newest_whole_checkpoint("sft") is None
+        assert await run_dir.newest_undamaged_checkpoint("sft") is None
 
 
-NOT_WRITTEN = "is not what was written: its own checksum differs"
+NOT_WRITTEN = "does not match its own checksum"
 CHANGED = {
     "a digit": (b'"step": 20', b'"step": 60', NOT_WRITTEN),
     "the stage": (b'"stage1"', b'"stage2"', NOT_WRITTEN),
@@ -293,7 +293,7 @@ async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_b
         assert manifest.read_bytes() != written and steps(run_dir, "stage1") == [10]
         assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path)
         logged.clear()
-        newest = await run_dir.newest_whole_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1")
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
         (line,) = logged
         assert line.endswith(f"is quarantined as damaged-stage1-step-000020: its manifest.json {said}")
@@ -329,7 +329,7 @@ def test_a_whole_checkpoint_that_a_person_quarantined_is_whole_and_one_under_ano
     assert (
         "checkpoint stage1-step-000030: its manifest.json is of step 20 of stage1, which is not its folder's name"
     ) in faults(tmp_path)
-    assert logged == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
+    assert logged == ["checkpoint damaged-stage1-step-000010: undamaged; files: 1 of driver"]
 
 
 async def test_a_copy_by_hand_is_neither_resumed_from_nor_touched(tmp_path: Path, logged: list[str]):
@@ -337,7 +337,7 @@ async def test_a_copy_by_hand_is_neither_resumed_from_nor_touched(tmp_path: Path
     write(run_dir, "stage1", 10)
     copy = run_dir.checkpoints_path / "stage1-step-000010.bak"
     shutil.copytree(run_dir.checkpoints_path / "stage1-step-000010", copy)
-    newest = await run_dir.newest_whole_checkpoint("stage1")
+    newest = await run_dir.newest_undamaged_checkpoint("stage1")
     assert newest is not None and newest.path.name == "stage1-step-000010" and not logged
     assert steps(run_dir, "stage1") == [10] and copy.exists()
 
@@ -353,9 +353,9 @@ async def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is
         with monkeypatch.context() as broken:
             unreadable(broken, f"stage1-step-000020/{name}", f"stage1-step-000020/rank0/{name}", number=number)
             with pytest.raises(Unreadable, match=rf"{name} cannot be read \({os.strerror(number)}\).*same command"):
-                await run_dir.newest_whole_checkpoint("stage1")
+                await run_dir.newest_undamaged_checkpoint("stage1")
             assert any(f"{name} cannot be read" in fault for fault in faults(tmp_path))
-        newest = await run_dir.newest_whole_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1")
         assert newest is not None and newest.step == 20
         assert names(run_dir.checkpoints_path) == ["stage1-step-000010", "stage1-step-000020"]
 
@@ -374,21 +374,21 @@ def unreadable(patched: pytest.MonkeyPatch, *ends: str, number: int) -> None:
 
 async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(tmp_path: Path):
     folders = tmp_path / "checkpoints"
-    refused = r"no whole .*000020: rank0/state.pt is missing; .*000010: .*move these"
+    refused = r"no undamaged .*000020: rank0/state.pt is missing; .*000010: .*move these"
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         for step in (10, 20):
             write(run_dir, "stage1", step)
             (folders / f"stage1-step-0000{step}" / "rank0" / "state.pt").unlink()
         for _ in range(2):
             with pytest.raises(ConfigError, match=refused):
-                await run_dir.newest_whole_checkpoint("stage1")
+                await run_dir.newest_undamaged_checkpoint("stage1")
         shutil.rmtree(folders / "stage1-step-000010")
         (folders / "stage1-step-000020").rename(folders / "damaged-stage1-step-000020")
         with pytest.raises(ConfigError, match="damaged-stage1-step-000020"):
-            await run_dir.newest_whole_checkpoint("stage1")
-        assert await run_dir.newest_whole_checkpoint("stage2") is None
+            await run_dir.newest_undamaged_checkpoint("stage1")
+        assert await run_dir.newest_undamaged_checkpoint("stage2") is None
         shutil.rmtree(folders)
-        assert await run_dir.newest_whole_checkpoint("stage1") is None
+        assert await run_dir.newest_undamaged_checkpoint("stage1") is None
 
 
 def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):
@@ -413,14 +413,14 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
             tmp_path, {f"stage1/{step}/a": RolloutStatus.TRAINED}, stage="stage1", step=step, reasons={}, advantages={}
         )
     assert verify(["verify", str(tmp_path)]) == 0
-    assert f"{tmp_path}: whole" in capsys.readouterr().out
+    assert f"{tmp_path}: no faults" in capsys.readouterr().out
     (tmp_path / "checkpoints" / "stage1-step-000001" / "rank0" / "state.pt").write_text("weighty")
     (tmp_path / "checkpoints" / "stage1-step-000002" / "rank0" / "state.pt").unlink()
     (tmp_path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n' * 2)
     assert verify(["verify", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     for fault in (
-        "checkpoint stage1-step-000001: rank0/state.pt is not what was written: its checksum differs",
+        "checkpoint stage1-step-000001: rank0/state.pt is damaged: its checksum differs",
         "checkpoint stage1-step-000002: rank0/state.pt is missing",
         "stage1 finished at step 2, but that checkpoint is missing or damaged",
         "metrics.jsonl: the steps of stage1 are not 1, 2, 3, ...: 1 is out of order",
@@ -455,7 +455,7 @@ def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path
     assert ledger_faults(tmp_path) == [
         "ledger.jsonl: stage1 step 2: p/1 has two statuses",
         "ledger.jsonl: stage1 step 2: 3 rollouts do not add up",
-        "ledger.jsonl: stage1 step 2: p/1 was dropped or left out without a reason",
+        "ledger.jsonl: stage1 step 2: p/1 was dropped or excluded without a reason",
         "ledger.jsonl: the steps of stage1 are not 1, 2, 3, ...",
     ]
     cut_ledger(tmp_path, stage="stage1", after_step=1)

@@ -186,7 +186,7 @@ def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path,
     summary, epochs, first, second = made.lines(SftConfig(steps=3, batch_size=2), 4)
     assert summary.startswith("sft: 4 of 7 conversations as 4 rows, ") and "tokens/s, 1 process)" in summary
     assert epochs == "sft: 3 steps of 2 are 1.5 epochs of the 4 rows to train on"
-    assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
+    assert first.startswith("sft: excluded 2: such as rows.jsonl:3:") and "excluded 1:" in second
 
 
 def test_many_epochs_that_nobody_asked_for_are_refused_with_both_fixes():

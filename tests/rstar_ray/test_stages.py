@@ -146,8 +146,8 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
         await run_rl(config, adding_problems(40), in_run(context, run_dir))
         await run_evaluation(config, {"held-out": adding_problems(4)}, in_run(context, run_dir), step=2)
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1", 2)
-    lines = [line for line in logged if "is left out" in line]
-    assert {line.split(" is left out: ")[0] for line in lines} == {
+    lines = [line for line in logged if "is skipped" in line]
+    assert {line.split(" is skipped: ")[0] for line in lines} == {
         "TensorBoard's file",
         "the balancer's row",
         "the run's memory and its publish",
@@ -163,7 +163,7 @@ async def test_a_run_continues_without_its_rows_of_metrics_and_says_so(tmp_path:
         (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
         checkpoint = await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
     assert checkpoint.step == 3 and sum("reward" in line for line in logged) == 3
-    assert [line.split(" is left out: ")[0] for line in logged if "is left out" in line] == ["metrics.jsonl of stage1"]
+    assert [line.split(" is skipped: ")[0] for line in logged if "is skipped" in line] == ["metrics.jsonl of stage1"]
 
 
 async def test_a_step_whose_row_of_the_ledger_cannot_be_written_ends_the_run_and_is_done_again(

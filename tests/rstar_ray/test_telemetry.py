@@ -55,13 +55,13 @@ def test_figures_that_cannot_be_read_are_one_line_and_the_end_of_the_export(logg
         raise OSError("no such process")
     kept.meter.set("rstar_loss", 0.6, stage="stage1")
     assert kept.values == {"rstar_loss{stage=stage1}": 0.5}
-    assert logged == ["the export of metrics is left out: OSError: no such process"]
+    assert logged == ["the export of metrics is skipped: OSError: no such process"]
 
 
 @pytest.mark.parametrize("labels", [{}, {"stage": "a", "other": "b"}])
 def test_a_metric_that_is_not_declared_so_is_left_out_and_named(labels: dict[str, str], logged: list[str]):
     KeptMetrics().meter.set("rstar_loss", 0.5, **labels)
-    assert logged[0].startswith("the export of metrics is left out: ValueError: no gauge rstar_loss with the labels")
+    assert logged[0].startswith("the export of metrics is skipped: ValueError: no gauge rstar_loss with the labels")
 
 
 def test_a_disk_that_does_not_answer_is_not_exported(tmp_path: Path):

@@ -46,7 +46,7 @@ def made(**changes: Any) -> Tool:
         ({"program": "print(1)"}, "exactly one of function, state and program"),
         ({"function": blocking}, "its function is not async. Hint: write `async def`"),
         ({"function": greedy}, "its schema has no 'limit'. Hint: add it to properties, or give it a default"),
-        ({"parameters": {**ONE, "required": []}}, "'query' may be left out, but the function needs it"),
+        ({"parameters": {**ONE, "required": []}}, "'query' may be omitted, but the function needs it"),
         ({"parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}, "its function takes no 'q'"),
         ({"function": None, "state": State}, "its function takes no 'query'"),
         ({"function": None, "program": "print("}, "its program cannot be read"),
