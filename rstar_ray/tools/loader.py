@@ -87,6 +87,8 @@ def _refuse_function(entry: str, num_arguments: int) -> None:
         fits = False
     if not fits:
         raise ConfigError(entry, f"must be a function of {num_arguments} arguments", "see docs/agents.md")
+    if num_arguments == 1 and inspect.iscoroutinefunction(found):  # `--agent.failed`: a coroutine is always true
+        raise ConfigError(entry, "must not be async", "write `def`")
 
 
 def load_object(entry: str) -> Any:

@@ -66,6 +66,8 @@ class Tool:
             raise ConfigError(
                 name, "its deadline or its cap is too small", "give deadline_s above 0, max_chars from 16"
             )
+        if inspect.iscoroutinefunction(self.failed):  # a coroutine is always true
+            raise ConfigError(name, "its `failed` is async", "write `def`")
         if self.program is not None:
             if self.failed is not None:  # who reads the answer there has none of its maker's functions
                 hint = "have the program exit with another status than 0 where it failed"

@@ -28,12 +28,13 @@ from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.batch import rl_row
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.errors import SandboxError, ToolError, ToolStateLost
+from rstar_ray.errors import ConfigError, SandboxError, ToolError, ToolStateLost
 from rstar_ray.outcome import Outcome
 from rstar_ray.report.trajectory_rows import NOTHING_KNOWN, Siblings
 from rstar_ray.report.trajectory_text import texts_of
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectory
 from rstar_ray.run_dir.trajectory_log import readable
+from rstar_ray.tools.loader import check_function
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, Trajectory, TrajectorySummary
 from tests.actors.test_generation_worker import FakeEngine, collect, worker
@@ -238,6 +239,12 @@ async def test_a_function_of_failed_results_that_raises_is_named():
     async with host_of(with_python, failed=failed) as host:
         with pytest.raises(ToolError, match=r"--agent\.failed: AttributeError: 3"):
             await played(host, start(), Policy(call("1+2"), answer("3")))
+
+
+def test_an_async_function_of_failed_results_is_refused(tmp_path: Path):
+    (tmp_path / "answers.py").write_text("async def failed(text):\n    return False\n")
+    with pytest.raises(ConfigError, match=r"--agent\.failed answers:failed: must not be async"):
+        check_function("answers:failed", 1, str(tmp_path), option="--agent.failed")
 
 
 async def test_a_sandbox_that_fails_under_an_agent_starts_the_agent_again_and_samples_nothing_again():

@@ -45,6 +45,7 @@ def made(**changes: Any) -> Tool:
         ({"function": None}, "exactly one of function, state and program"),
         ({"program": "print(1)"}, "exactly one of function, state and program"),
         ({"function": blocking}, "its function is not async. Hint: write `async def`"),
+        ({"failed": search}, "its `failed` is async. Hint: write `def`"),
         ({"function": greedy}, "its schema has no 'limit'. Hint: add it to properties, or give it a default"),
         ({"parameters": {**ONE, "required": []}}, "'query' may be omitted, but the function needs it"),
         ({"parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}, "its function takes no 'q'"),
