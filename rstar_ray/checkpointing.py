@@ -1,4 +1,4 @@
-"""Checkpoints in the background: state is copied between two steps, and written while the next step runs."""
+"""Writes checkpoints in the background: state is copied between two steps, and written during the next step."""
 
 import asyncio
 import logging
@@ -22,20 +22,20 @@ log = logging.getLogger(__name__)
 BALANCER_STATE = "balancer.json"
 """File of a checkpoint with the balancer's state."""
 BALANCER_STATE_S = 10.0
-"""Longest wait for the balancer's state; a checkpoint is whole without it."""
+"""Longest wait for the balancer's state, which a checkpoint does not need."""
 
 
 class Saving:
-    """The newest checkpoint of a stage; at most one is being written."""
+    """Writes the checkpoints of a stage, one at a time."""
 
     def __init__(self, config: RunConfig, context: RunContext) -> None:
         self._config = config
         self._context = context
         self._writing: asyncio.Task[None] | None = None
-        self._step = 0  # of it
+        self._step = 0  # of the newest checkpoint
 
     async def take(self, progress: StageProgress, *, finishes: bool = False) -> None:
-        """Return once the state is copied; where it `finishes` the stage, once everything is on disk.
+        """Return when the state is copied; if it `finishes` the stage, when everything is on disk.
 
         Waits for the previous checkpoint, and raises its error or that of this copy.
         """
@@ -63,7 +63,7 @@ class Saving:
             task.result()
 
     async def settled(self) -> None:
-        """Wait until the newest checkpoint is whole; raises its error."""
+        """Wait until the newest checkpoint is complete; raises its error."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
             self.refuse_failed()
@@ -88,8 +88,8 @@ class Saving:
         log.warning(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
 
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
-        """Write a whole checkpoint, or none: learner state, progress, the balancer's state, and the policy as a
-        Hugging Face folder.
+        """Write a checkpoint atomically: learner state, progress, the balancer's state, and the policy as a Hugging
+        Face folder.
         """
         began_s, stage, learner = time.monotonic(), self._config.stage, self._context.learner
         written = dict[Path, WrittenFile]()
@@ -121,7 +121,7 @@ class Saving:
         run_dir.prune(stage, self._config.checkpoint.keep, best=best.step if best else None)
 
     async def _balancer_state(self) -> Mapping[str, object] | None:
-        """A checkpoint is whole without it."""
+        """The balancer's state; None if it cannot be read in time."""
         with best_effort(f"{BALANCER_STATE} of the checkpoint after step {self._step}"):
             asking = self._context.services.balancer_state()
             return await within(asking, BALANCER_STATE_S, waiter="driver", owner="balancer", reason="its state")
@@ -129,7 +129,7 @@ class Saving:
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:
-    """A thread cannot be cancelled, so it is awaited even then."""
+    """Await `work` to its end even if cancelled, because a thread cannot be cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
@@ -140,15 +140,15 @@ async def _to_its_end(work: Awaitable[None]) -> None:
 
 @asynccontextmanager
 async def saving(config: RunConfig, context: RunContext) -> AsyncGenerator[Saving]:
-    """For one stage: however it ends, an unfinished checkpoint is finished first, except where the stage is
-    cancelled, such as after the loss of a rank.
+    """Checkpoints for one stage. On exit an unfinished checkpoint is completed, unless the stage is cancelled, as after
+    the loss of a rank.
     """
     saves = Saving(config, context)
     try:
         yield saves
         await saves.settled()
     except Exception:
-        await saves.end()  # the stage's own error is raised
+        await saves.end()  # the stage's error is raised, not that of the checkpoint
         raise
     finally:
         await saves.drop()

@@ -20,18 +20,18 @@ class Learner(Protocol):
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult: ...
     async def evaluate_sft(self, examples: Sequence[SftExample]) -> float: ...
     async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
-        """Take the optimizer steps of one training step, on the rows of all prompt groups."""
+        """Run the optimizer steps of one training step on the rows of all prompt groups."""
         ...
 
     async def reset_optimizer(self) -> None: ...
     async def load_checkpoint(self, folder: Path) -> object: ...
     async def set_policy(self, folder: Path) -> None: ...
     async def save_checkpoint(self, folder: Path) -> None:
-        """Return once the state is copied; the files are written while training continues."""
+        """Return when the state is copied; the files are written while training continues."""
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder; return as `save_checkpoint` does."""
+        """Write the policy as a Hugging Face folder; returns like `save_checkpoint`."""
         ...
 
     async def written(self) -> Mapping[Path, WrittenFile]:
@@ -45,8 +45,8 @@ class Services(Protocol):
     async def publish(self, policy_version: int) -> int:
         """Send the learner's weights to every replica and return their checksum when all serve them.
 
-        A version names one set of weights over a whole run: the number of steps that made them, SFT's included. A
-        version that is served already is not sent again.
+        A version identifies weights in the whole run: the number of steps that made them, including SFT. A version that
+        is already served is not sent again.
         """
         ...
 
@@ -55,12 +55,12 @@ class Services(Protocol):
     ) -> None:
         """Write trajectories in readable form, on a node that has their tokens.
 
-        `trained`: they belong to the newest update, and what the learner saw of their tokens is written too.
+        `trained`: they belong to the newest update, whose values for their tokens are written too.
         """
         ...
 
     async def balancer_stats(self) -> BalancerStats | None:
-        """What the balancer did since the last call."""
+        """The balancer's statistics since the last call."""
         ...
 
     def publish_metrics(self) -> Mapping[str, float]:
@@ -68,7 +68,7 @@ class Services(Protocol):
         ...
 
     async def balancer_state(self) -> Mapping[str, object] | None:
-        """What the balancer has learned, as JSON; None for a rule without state."""
+        """The balancer's learned state as JSON; None for a rule without state."""
         ...
 
     async def load_balancer_state(self, saved: Mapping[str, object]) -> None:
@@ -89,6 +89,6 @@ class RunContext:
     rollouts: Rollouts
     services: Services
     chat: TokenizerChat | None = None  # written into exported model folders; None in tests without a tokenizer
-    plugin_digest: Mapping[str, object] = field(default_factory=dict[str, object])  # own code, tools, chat template
+    plugin_digest: Mapping[str, object] = field(default_factory=dict[str, object])  # custom code, tools, chat template
     stop_requested: Callable[[], bool] = lambda: False  # polled after every step
     meter: Meter = NO_METER

@@ -1,4 +1,4 @@
-"""Whether a model is a mixture of experts, from its Hugging Face config.json."""
+"""Detects mixture-of-experts models from their Hugging Face config.json."""
 
 from collections.abc import Mapping
 from typing import Any

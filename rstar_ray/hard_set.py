@@ -57,7 +57,7 @@ async def unsolved(result_log: ResultLog, config: RunConfig, context: RunContext
     if len(dropped) > MOST_LOST * len(asked):
         raise RStarError(
             f"choosing the hard set: {len(dropped)} of {len(asked)} rollouts failed {1 + MOST_REPEATS} times: "
-            f"{dropped[0].reason}; the same command asks for the problems that lack some again"
+            f"{dropped[0].reason}; the same command repeats the problems that lack some"
         )
     solved = {result.problem_id for result in result_log.results if _always_solved(result)}
     return [problem for problem in result_log.problems if problem.id not in solved]
@@ -70,7 +70,7 @@ def _always_solved(result: ProblemResult) -> bool:
 async def hard_set(problems: Sequence[Problem], config: RunConfig, context: RunContext) -> Sequence[Problem]:
     """The hard set of stage 3, chosen once by the stage's initial policy and kept in the run directory.
 
-    The rows behind the choice stay beside those of evaluations, for inspection.
+    The rows that the choice is based on are stored with those of evaluations.
     """
     if (kept := stored_hard_set(problems, config, context.run_dir)) is not None:
         context.run_dir.drop_turns(choice_folder(config.stage))
@@ -98,7 +98,7 @@ def _candidates(problems: Sequence[Problem], config: RunConfig) -> Sequence[Prob
 
 
 def stored_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDir) -> list[Problem] | None:
-    """The hard set of an earlier start; None where there is none."""
+    """The hard set of an earlier start, or None."""
     path = _hard_set_path(config, run_dir)
     if not path.exists():
         return None

@@ -1,7 +1,7 @@
 """The lines of tokens of one rollout: conversations that begin with a prompt and continue turn by turn.
 
-Most rollouts have one. An agent of the user may begin others, or continue an earlier turn twice (`Turn.continues`). The
-tokens of a rollout lie in the order of time: before each completion those that its prompt has beyond the turn that it
+Most rollouts have one. An agent of the user may begin others, or continue an earlier turn twice (`Turn.continues`). A
+rollout's tokens are in order of time: each completion follows the tokens that its prompt adds to the turn that it
 continues.
 """
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rstar_ray.trajectory import Turn
 
 NEW = -1
-"""In place of a turn's number: the turn begins a line with a separate prompt."""
+"""Value instead of a turn's number: the turn begins a line with a separate prompt."""
 
 
 def lines_of(parents: Sequence[int]) -> list[list[int]]:
-    """The turns of each line, from its beginning to a turn that none continues; lines in the order of their ends.
+    """The turns of each line, from its beginning to a turn without a continuation; lines in the order of their ends.
 
     >>> lines_of([-1, 0, 0, -1])
     [[0, 1], [0, 2], [3]]
@@ -41,7 +41,7 @@ def parents_of(turns: Sequence[Turn]) -> list[int]:
 
 
 def spans_of(turns: Sequence[Turn], loss_mask: Sequence[bool] | NDArray[np.bool_]) -> list[tuple[int, int, int]]:
-    """Of each turn, in the response [T]: where its context, its completion, and what follows begin.
+    """For each turn, offsets in the response [T] of its context, its completion, and the end of its completion.
 
     The context of the first turn is the prompt, which is not in the response: (0, 0, end).
     """
@@ -65,9 +65,9 @@ def line_positions(spans: Sequence[tuple[int, int, int]], line: Sequence[int], n
 def lines_with_loss(
     turns: Sequence[Turn], loss_mask: Sequence[bool] | NDArray[np.bool_], num_prompt: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Of each line: where its tokens are (see `line_positions`), and which of them have their loss in it.
+    """For each line: positions of its tokens (see `line_positions`), and a mask of the tokens with a loss in it.
 
-    Each sampled token has it in the first line that holds it.
+    Each sampled token has its loss in the first line that contains it.
     """
     spans = spans_of(turns, loss_mask)
     sampled = np.concatenate([np.zeros(num_prompt, np.bool_), np.asarray(loss_mask, np.bool_)])
@@ -82,7 +82,7 @@ def lines_with_loss(
 def line_sizes(
     turns: Sequence[Turn], loss_mask: Sequence[bool] | NDArray[np.bool_], num_prompt: int
 ) -> tuple[tuple[int, int], ...]:
-    """The tokens of each line, and those with a loss; empty where the rollout has one line."""
+    """(tokens, tokens with a loss) of each line; empty if the rollout has one line."""
     if all(turn.continues is None for turn in turns):
         return ()
     return tuple((len(places), int(loss.sum())) for places, loss in lines_with_loss(turns, loss_mask, num_prompt))

@@ -1,7 +1,7 @@
 """Logging of a command and of its actors. A module logs through `logging.getLogger(__name__)`.
 
 The console gets readable lines without time or level. The run directory's `logs/driver.log` gets every record with
-time, level, component and traceback. Actors buffer their records, and their heartbeats bring them to the driver.
+time, level, component and traceback. Actors buffer their records, and their heartbeats carry them to the driver.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class _Console(logging.Handler):
         component, line = _component(record), _message(record)
         if component != DRIVER:
             line = f"{component}: {line}"
-        if record.exc_info and not _ours(record) and not _log_files():  # else the traceback would be lost
+        if record.exc_info and not _ours(record) and not _log_files():  # otherwise the traceback would be lost
             line += "\n" + logging.Formatter().formatException(record.exc_info)
         failed = record.levelno >= logging.ERROR
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
@@ -59,7 +59,7 @@ class RecordBuffer(logging.Handler):
         self._records: deque[logging.LogRecord] = deque(maxlen=BUFFERED_RECORDS)
 
     def install(self) -> None:
-        """Buffer what this process logs from now on; Ray's file for its stderr gets it too."""
+        """Buffer this process's records from now on; they also go to stderr, which Ray stores in a file."""
         _log_everything()
         for package in PACKAGES:
             logger = logging.getLogger(package)
@@ -70,14 +70,14 @@ class RecordBuffer(logging.Handler):
         self._records.append(_picklable(record))
 
     def take(self) -> tuple[logging.LogRecord, ...]:
-        with self.lock or contextlib.nullcontext():  # a probe may run in another thread than what is logged
+        with self.lock or contextlib.nullcontext():  # a probe and a log call may run in different threads
             records = tuple(self._records)
             self._records.clear()
         return records
 
 
 def relay(records: Iterable[logging.LogRecord], component: str) -> None:
-    """Log in this process what an actor has logged in another."""
+    """Log an actor's records in this process."""
     for record in records:
         record.component = component
         logging.getLogger(record.name).handle(record)
@@ -99,7 +99,7 @@ def console_logging() -> Generator[None, None, None]:
 def log_to(path: Path) -> None:
     """Append every record to this file too, until `console_logging` ends or another file takes its place.
 
-    Where it cannot be opened the command continues without it.
+    If it cannot be opened, the command continues without it.
     """
     _close_log_file()
     try:
@@ -136,10 +136,10 @@ def _component(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The formatted message; the raw message and the error where formatting fails."""
+    """The formatted message; the raw message and the error if formatting fails."""
     try:
         return record.getMessage()
-    except Exception as wrong:  # of any kind: an argument formats itself
+    except Exception as wrong:  # of any kind: arguments format themselves
         return f"{record.msg} (cannot be formatted: {wrong})"
 
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """How a tool call ended; read from the kernel and our own clock, never from the program's text."""
+    """How a tool call ended; determined from the kernel and our clock, never from the program's output."""
 
     OK = "ok"
     ERROR = "error"  # the program raised or exited non-zero
@@ -16,5 +16,5 @@ class Outcome(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """True where the call counts as an error in Eq. 4: every outcome but `ok`."""
+        """Whether the call counts as an error in Eq. 4: every outcome except `ok`."""
         return self is not Outcome.OK

@@ -1,9 +1,8 @@
-"""Finds processes that are silent, or without progress at their work, for longer than their limit.
+"""Finds processes that are silent, or have work without progress, for longer than their limit.
 
-Pure rules over heartbeats and a clock that is passed in. Time is counted by the detector's own ticks. Where the
-detector itself was held up (the machine stopped, slept, swapped), the gap counts as at most two ticks, so that
-processes that were held up with it are not stalled. Time in which a process waited for a core does not count
-either.
+It uses only heartbeats and a clock that is passed in. If the detector itself was delayed (the machine was suspended or
+swapped), the gap counts as at most two ticks, because the watched processes were delayed too. Time in which a process
+waited for a core does not count either.
 """
 
 import math
@@ -20,7 +19,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """A process past its limit, and its observed state."""
+    """A process above its limit, and a description of its state."""
 
     name: str
     seen: str
@@ -29,24 +28,24 @@ class Stall:
 @dataclass(slots=True)
 class _Watched:
     limit: Limit
-    heard_s: float  # its latest heartbeat, on the detector's own clock
-    progress_s: float  # its latest progress
-    starved_s: float = 0.0  # of its silence
+    heard_s: float  # latest heartbeat, on the detector's clock
+    progress_s: float  # latest progress, on the detector's clock
+    starved_s: float = 0.0  # part of its silence in which it waited for a core
     work: int = 0
     progress: int = 0
 
 
 @dataclass(slots=True)
 class Detector:
-    """Processes by name; a stalled process is forgotten until it is watched again."""
+    """Watches processes by name; a stalled process is removed until it is watched again."""
 
     tick_s: float
-    _now_s: float = 0.0  # own time: advances with the ticks
-    _clock_s: float = math.nan  # of the latest tick, on the caller's clock
+    _now_s: float = 0.0  # the detector's clock, which advances with the ticks
+    _clock_s: float = math.nan  # latest tick, on the caller's clock
     _watched: dict[str, _Watched] = field(default_factory=dict[str, _Watched])
 
     def watch(self, name: str, limit: Limit) -> None:
-        """Watch a process from now on; its limits start again."""
+        """Start to watch a process, or restart its limits."""
         self._watched[name] = _Watched(limit=limit, heard_s=self._now_s, progress_s=self._now_s)
 
     def forget(self, name: str) -> None:
@@ -60,12 +59,12 @@ class Detector:
         return {name: self._now_s - one.heard_s for name, one in self._watched.items()}
 
     def starved(self, name: str, seconds: float) -> None:
-        """The process waited for a core for that much of its silence."""
+        """Set how many seconds of its silence the process waited for a core."""
         if (one := self._watched.get(name)) is not None:
             one.starved_s = seconds
 
     def heard(self, name: str, *, work: int = 0, progress: int = 0) -> None:
-        """The process answered, with `work` open items; `progress` changes when it makes progress."""
+        """Record a heartbeat with `work` open items; `progress` changes when the process makes progress."""
         one = self._watched.get(name)
         if one is None:
             return
@@ -75,7 +74,7 @@ class Detector:
         one.work, one.progress = work, progress
 
     def tick(self, clock_s: float) -> list[Stall]:
-        """Processes past their limit at this time of a monotonic clock; to be called every `tick_s`."""
+        """Processes above their limit at this time of a monotonic clock; call it every `tick_s`."""
         if not math.isnan(self._clock_s):
             self._now_s += min(clock_s - self._clock_s, 2 * self.tick_s)
         self._clock_s = clock_s

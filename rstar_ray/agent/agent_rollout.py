@@ -27,8 +27,8 @@ class AgentRequest:
 
     number: int  # unique number of the request
     continues: int  # the turn whose tokens it continues, or `NEW`
-    context_ids: list[int]  # tokens after that turn's; of a new line the whole prompt
-    why_new: str = ""  # why its line begins although others are there, or continues an earlier turn
+    context_ids: list[int]  # tokens after that turn's; for a new line the whole prompt
+    why_new: str = ""  # why it begins another line, or continues an earlier turn
     after_tools: bool = False  # the newest message is a tool's result
     max_tokens: int = 0  # 0: the agent sets no limit
     stop: tuple[str, ...] = ()
@@ -37,13 +37,13 @@ class AgentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnd:
-    """How the agent ended."""
+    """The end of an agent."""
 
     reward: float | None = None  # None: the configured reward judges the last answer
-    failure: str = ""  # what it raised
+    failure: str = ""  # the agent's error
     timed_out: bool = False
-    fault: str = ""  # our failure, not the policy's: the rollout is dropped
-    lost: bool = False  # its process was lost without its fault, and has to be started again
+    fault: str = ""  # our failure: the rollout is dropped
+    lost: bool = False  # its process was lost and must be restarted
     refused: StopReason | None = None  # the budget that refused one of its requests
     cut: bool = False  # the last completion was cut before its end
     called: bool = False  # the last completion called a tool
@@ -53,11 +53,11 @@ class AgentEnd:
 class AgentLink(Protocol):
     """The agent of one rollout.
 
-    Raises `ToolError` for our own failures, `ToolStateLost` where the agent's requests differ from the recorded turns.
+    Raises `ToolError` for our own failures, `ToolStateLost` if the agent's requests differ from the recorded turns.
     """
 
     async def next(self, state: RolloutState) -> AgentRequest | AgentEnd:
-        """Pass on the newest completion and wait for the next request."""
+        """Send the newest completion and wait for the next request."""
         ...
 
     async def refuse(self, state: RolloutState, request: AgentRequest, reason: StopReason, text: str) -> None: ...

@@ -38,11 +38,11 @@ from rstar_ray.trajectory import (
 )
 
 MAX_ANSWER_CHARS = 200
-"""Most characters stored of an answer: a model may write a long text into its box."""
+"""Most characters stored of an answer, because a model may write a long text into its box."""
 
 
 class GenerateFn(Protocol):
-    """Samples one completion. Raises `EngineError` when the engine is lost; never returns part of a turn."""
+    """Samples one completion. Raises `EngineError` if the engine is lost; never returns part of a turn."""
 
     async def __call__(
         self,
@@ -100,7 +100,7 @@ class RolloutState:
         )
 
     def restarted(self) -> "RolloutState":
-        """The same rollout from its prompt, because the state that a tool held for it is lost."""
+        """The same rollout from its prompt, after the loss of a tool's state."""
         afresh = RolloutState.start(self.request, self.prompt_ids)
         return replace(afresh, restarts=self.restarts + 1, placements=self.placements)
 
@@ -146,7 +146,7 @@ async def run_rollout(
 
 
 async def _with_end(state: RolloutState, reason: StopReason, ended: EndedFn) -> RolloutState:
-    """The environment's reward for a rollout that a limit ended; 0 where it gives none."""
+    """Add the environment's reward for a rollout that a limit ended; 0 if it gives none."""
     started_s = time.monotonic()
     reward, memory = await ended(reason)
     *before, last = state.turns
@@ -220,15 +220,15 @@ async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> 
 
 
 def _num_replies(state: RolloutState) -> int:
-    """Whether the environment replies: in a rollout that has one, to every finished turn without a call."""
+    """Number of the environment's replies: one to every finished turn without a call."""
     return sum(not turn.tool_results for turn in state.turns)
 
 
 async def answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn, *, most: int) -> list[ToolResult]:
-    """Run all calls concurrently. A single call, the usual case, is awaited directly: another task would let every
-    other rollout go first.
+    """Run at most `most` calls concurrently. A single call, the usual case, is awaited directly: another task would let
+    every other rollout run first.
 
-    Where one fails for our reasons the others are cancelled, since no turn would read their results.
+    If a call fails for our reasons, the others are cancelled, because no turn would read their results.
     """
     if len(calls) == 1:
         return [await _answer_call(calls[0], execute)]

@@ -35,7 +35,7 @@ from rstar_ray.trajectory import Problem, StopReason, ToolResult
 MAX_WAITING = 64
 """Most waiting requests of one rollout."""
 MAX_REFUSED = 200
-"""Requests of one rollout whose refusal counts as progress of its agent."""
+"""Refused requests of one rollout that count as progress of its agent."""
 MAX_BODY_BYTES = 4 * 2**20
 
 
@@ -56,12 +56,12 @@ class AgentCall:
     rollout_id: str
     restarts: int
     holder: str  # the worker that plays the rollout
-    opens: bool  # its first call: it takes over the rollout
+    opens: bool  # the worker's first call, which takes over the rollout
     problem: Problem
     seed: int
     num_turns: int
     last: SampledTurn | None
-    record: tuple[SampledTurn, ...] | None = None  # all turns, where the host requested them
+    record: tuple[SampledTurn, ...] | None = None  # all turns, if the host requested them
     refused: tuple[int, StopReason, str] | None = None  # number of a request, the exhausted budget, a message
     wait_s: float
 
@@ -84,7 +84,7 @@ class Pending:
     request: ChatRequest
     number: int
     answer: "asyncio.Future[Finished]"
-    clients: int = 0  # that wait for it now
+    clients: int = 0  # number of clients that wait for it
 
 
 @dataclass(slots=True)
@@ -99,15 +99,15 @@ class _Asked:
 
 @dataclass(slots=True)
 class AgentSession:
-    """The requests of one rollout. One event loop."""
+    """The requests of one rollout; use it from one event loop."""
 
     chat: TokenizerChat
-    call: AgentCall  # the one that started it
+    call: AgentCall  # the call that started the session
     context_tokens: int
-    failed: Callable[[str], bool] | None = None  # which results of tools count as failed
+    failed: Callable[[str], bool] | None = None  # whether a tool result counts as failed
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     _lines: TokenLines = field(init=False)
-    _record: dict[int, SampledTurn] = field(init=False)  # turns that the agent has not asked for again
+    _record: dict[int, SampledTurn] = field(init=False)  # recorded turns that the agent has not requested again
     _turn_of: list[int] = field(default_factory=list[int])  # by the number of a completion in `_lines`
     _reported: set[int] = field(default_factory=set[int])  # turns whose results are known
     _results: list[TurnResult] = field(default_factory=list[TurnResult])  # to report
@@ -116,7 +116,7 @@ class AgentSession:
     _delivered: dict[str, Pending] = field(default_factory=dict[str, Pending])  # by digest, the newest
     _asked: _Asked | None = None
     _end: AgentEnd | None = None
-    _latest: AgentEnd = field(default_factory=AgentEnd)  # what is known of the end: the last completion
+    _latest: AgentEnd = field(default_factory=AgentEnd)  # facts about the last completion, for the end
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _num_requests: int = 0
     _num_refused: int = 0
@@ -141,8 +141,8 @@ class AgentSession:
         return self._end is not None and self._end.lost
 
     def ask(self, request: ChatRequest, *, retry: bool = False) -> Pending:
-        """Queue a request. The same one again joins it while its answer has not been delivered and no client waits for
-        it, or where the client says that it tries again. Raises `BadRequest`.
+        """Queue a request. A repeated request joins the earlier one if that was not delivered and no client waits for
+        it, or if it is a `retry`. Raises `BadRequest`.
         """
         if self.over:
             raise BadRequest("this rollout has ended", code="rollout_ended")
@@ -162,7 +162,7 @@ class AgentSession:
         return pending
 
     async def answer_of(self, pending: Pending) -> Finished:
-        """Waits for it. Raises `BadRequest` for a request that cannot be answered."""
+        """Wait for the answer. Raises `BadRequest` for a request that cannot be answered."""
         pending.clients += 1
         try:
             return await asyncio.shield(pending.answer)
@@ -170,14 +170,14 @@ class AgentSession:
             pending.clients -= 1
 
     def delivered(self, pending: Pending) -> None:
-        """The client has the answer: the same request again is another sample."""
+        """Record that the client has the answer; a repeated request is then a new sample."""
         if self._undelivered.get(pending.request.digest) is pending:
             del self._undelivered[pending.request.digest]
         self._delivered[pending.request.digest] = pending
         self._busy_since_s = time.monotonic()
 
     def end(self, end: AgentEnd) -> None:
-        """The agent has ended; what it still asks for is refused."""
+        """Record the agent's end; its open requests are refused."""
         if self._end is None:
             self._end = end
             while self._queue:
@@ -185,7 +185,7 @@ class AgentSession:
             self._changed.set()
 
     def release(self) -> None:
-        """The rollout is over: forget its tokens, and keep the key."""
+        """Drop the tokens of an ended rollout; its key stays valid."""
         if self._asked is not None:  # a client that blocks waits for it
             self._refuse(self._asked.pending, BadRequest("this rollout has ended", code="rollout_ended"))
         self._lines = TokenLines(self.chat)
@@ -195,22 +195,22 @@ class AgentSession:
 
     @property
     def num_tokens(self) -> int:
-        """Held, those of several lines more than once."""
+        """Stored tokens; those in several lines count more than once."""
         return self._lines.num_tokens
 
     def thinks_for_s(self) -> float:
-        """How long the agent has neither asked nor ended."""
+        """Seconds since the agent was answered, if it has not sent a request or ended since."""
         waits = self._queue or self._asked is not None or self.over
         return 0.0 if waits else time.monotonic() - self._busy_since_s
 
     # -- the worker's side --------------------------------------------------------------------------------------------
     def fits(self, call: AgentCall) -> bool:
-        """Whether this session stands where the caller's rollout does."""
+        """Whether this session is at the same turn as the caller's rollout."""
         given = self._asked is not None and call.last is not None and call.num_turns == self._num_turns + 1
         return not self.lost and call.restarts == self.call.restarts and (given or call.num_turns == self._num_turns)
 
     async def next(self, call: AgentCall) -> AgentReply:
-        """Take what the worker says, then wait for the next request or the end."""
+        """Process the worker's call, then wait for the next request or the end."""
         if call.opens:
             self._holder = call.holder
         if call.holder != self._holder:
@@ -259,11 +259,11 @@ class AgentSession:
             self._finish(asked.pending, asked.place, call.last, call.num_turns - 1, replayed=False)
 
     def _advance(self) -> None:
-        """Take the next request to the worker; answer it from the record where that has it."""
+        """Prepare the next request for the worker; recorded turns are answered from the record."""
         while self._queue and self._asked is None and not self.over:
             pending = self._queue.popleft()
-            if not pending.clients:  # gone before it was its turn
-                self._refuse(pending, BadRequest("its client is gone"))
+            if not pending.clients:  # the client has disconnected
+                self._refuse(pending, BadRequest("its client has disconnected"))
                 continue
             try:
                 place = self._lines.place(pending.request)
@@ -294,7 +294,7 @@ class AgentSession:
             )
 
     def _recorded(self, continues: int, place: Place) -> int | None:
-        """The turn on record that this request had."""
+        """The recorded turn that matches this request."""
         return next(
             (
                 number
@@ -318,7 +318,7 @@ class AgentSession:
             text = str(message["content"])
             try:
                 failed = bool(message.get("rstar_failed")) or (self.failed is not None and self.failed(text))
-            except Exception as raised:  # of any kind: it is the user's code
+            except Exception as raised:  # of any kind, because it is the user's code
                 raise ToolError(f"--agent.failed: {type(raised).__name__}: {raised}") from raised
             outcome = Outcome.ERROR if failed else Outcome.OK
             results.append((caller, ToolResult(outcome=outcome, text=text)))
@@ -361,11 +361,11 @@ class AgentSession:
             self._busy_since_s = time.monotonic()
         if not pending.answer.done():
             pending.answer.set_exception(refused)
-            pending.answer.exception()  # a client that is gone does not read it
+            pending.answer.exception()  # avoids asyncio's warning if the client has disconnected
 
 
 def sampled_turns(state: RolloutState, first: int = 0) -> tuple[SampledTurn, ...]:
-    """The turns of a rollout from this one on."""
+    """The turns of a rollout, starting with turn `first`."""
     return tuple(
         SampledTurn(
             continues=parent,

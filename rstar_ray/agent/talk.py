@@ -1,6 +1,6 @@
 """A conversation with a user, streamed: the same turns as a rollout's, reported piece by piece.
 
-A coroutine over two Protocols; it knows neither vLLM nor a terminal.
+A coroutine over two Protocols, without vLLM or a terminal.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -40,7 +40,7 @@ class TalkLimits:
 
 
 class StreamFn(Protocol):
-    """Samples one completion, some tokens at a time. Raises `EngineError` when the engine is lost."""
+    """Samples one completion, some tokens at a time. Raises `EngineError` if the engine is lost."""
 
     def __call__(self, prompt_ids: Sequence[int], *, max_tokens: int) -> AsyncGenerator[list[int], None]: ...
 

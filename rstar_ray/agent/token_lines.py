@@ -19,10 +19,10 @@ from rstar_ray.lines import NEW
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a request stands among the stored tokens."""
+    """The place of a request in the stored tokens."""
 
     parent: int  # the completion that it continues, or `NEW`
-    context_ids: list[int]  # tokens between that completion and the requested one; of a new line the whole prompt
+    context_ids: list[int]  # tokens between that completion and the requested one; for a new line the whole prompt
     prompt_ids: list[int]  # everything before the requested completion
     reasonings: tuple[str, ...] = ()  # of the sampled turns before
     call_ids: frozenset[str] = frozenset()  # of the sampled turns before
@@ -46,7 +46,7 @@ class TokenLines:
     def __init__(self, chat: TokenizerChat) -> None:
         self._chat = chat
         self._sampled: list[_Sampled] = []
-        self._by_key: dict[str, list[int]] = {}  # by the key of a conversation with its answer
+        self._by_key: dict[str, list[int]] = {}  # completion numbers, by the key of a conversation with its answer
         self._known: set[str] = set()  # keys of all conversations, from the tools alone to the answer
         self._continued: set[int] = set()
         self.num_tokens = 0  # stored tokens; shared prefixes count for each completion
@@ -124,7 +124,7 @@ class TokenLines:
 
     def _context(self, sampled: _Sampled, new: Sequence[Mapping[str, Any]]) -> list[int]:
         if any(message["role"] == "assistant" for message in new):
-            raise ValueError("it holds a message of the assistant that the policy did not write")
+            raise ValueError("it contains a message of the assistant that the policy did not write")
         profile = self._chat.profile
         end = profile.call_end if sampled.called else profile.answer_end
         closing = [] if sampled.ended else self._chat.encoder.encode(end, after="x")

@@ -89,9 +89,9 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # transformers raises many kinds for a folder that is not whole
+    except Exception as error:  # transformers raises many types for an incomplete folder
         raise ConfigError(
-            "--model", f"the tokenizer of {folder} cannot be read ({_line(error)})", "copy it whole"
+            "--model", f"the tokenizer of {folder} cannot be read ({_line(error)})", "copy it again"
         ) from error
 
 
@@ -153,9 +153,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ConfigError("--model", f"{path} cannot be read ({_line(error)})", "copy it whole") from error
+        raise ConfigError("--model", f"{path} cannot be read ({_line(error)})", "copy it again") from error
     if not isinstance(value, dict):
-        raise ConfigError("--model", f"{path} holds no object", "copy it whole")
+        raise ConfigError("--model", f"{path} holds no object", "copy it again")
     return cast(dict[str, Any], value)
 
 

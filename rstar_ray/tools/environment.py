@@ -7,7 +7,7 @@ from typing import Protocol
 from rstar_ray.trajectory import Problem, StopReason, ToolMemory
 
 ENVIRONMENT = "environment"
-"""The key of the environment's state among a rollout's tool memories."""
+"""Key of the environment's state in a rollout's tool memories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Where a tool runs: its deadline, its cap, and the state it keeps for each rollout. One event loop, no Ray.
+"""Runs a tool with its deadline, its cap on answers, and its state per rollout. One event loop, no Ray.
 
-A state belongs to a rollout at a number of finished calls. A call that comes from another point (the rollout went back
-to before a call whose answer was lost, or the host is a new one) gets the state of then from its snapshot, or hears
-that it is lost.
+A state belongs to a rollout after a number of finished calls. If a call comes from another point (an answer was lost
+and the rollout repeats the call, or the host is new), the state is restored from the call's snapshot, or reported as
+lost.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from rstar_ray.trajectory import Problem, StopReason, ToolMemory
 
 
 class Pulse:
-    """Of a loop that a function may hold up, and with it all that the loop serves. Asked from one other thread."""
+    """Measures from another thread how long an event loop has been blocked by a function."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._asked_s: float | None = None  # since when a beat is unanswered
+        self._asked_s: float | None = None  # time of the unanswered beat
 
     def held_up_s(self) -> float:
-        """How long the loop has left the beat unanswered that this was the first to ask for; asks for the next."""
+        """Seconds since the unanswered beat; sends a beat and returns 0 if there is none."""
         asked_s = self._asked_s
         if asked_s is not None:
             return time.monotonic() - asked_s
@@ -42,27 +42,27 @@ class Pulse:
 
 
 MAX_STATES = 100_000
-"""Of one host; the longest unused goes first, as if it were lost."""
+"""Most states of one host; the least recently used state is dropped first, and is then lost."""
 END_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCall:
-    """One call as it comes to a host; a tool without state reads the arguments alone."""
+    """One call to a host; a tool without state uses only the arguments."""
 
     arguments: Mapping[str, Any]
     rollout_id: str = ""
-    holder: str = ""  # who plays the rollout: only it may end the state
+    holder: str = ""  # the worker that plays the rollout; only it may end the state
     problem: Problem | None = None
-    memory: ToolMemory | None = None  # where the rollout stands; None before its first call
-    ended: StopReason | None = None  # of an environment: which limit ended the rollout; nothing else is said then
+    memory: ToolMemory | None = None  # calls so far and their snapshot; None before the first call
+    ended: StopReason | None = None  # for an environment: the limit that ended the rollout; there are no arguments then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """What came of a call. `lost`: there is no state to resume from, and nothing was called.
+    """The result of a call. `lost`: there is no state to resume from, and nothing was called.
 
-    `fault`: why the call failed for our reasons; where there is one, nothing else here counts.
+    `fault`: why the call failed for our reasons; if set, the other fields are ignored.
     """
 
     outcome: Outcome = Outcome.OK
@@ -75,21 +75,21 @@ class HostAnswer:
 
 @dataclass(slots=True)
 class _Live:
-    """A rollout's state and how many calls made it."""
+    """A rollout's state, and the number of calls that led to it."""
 
     state: Any
     holder: str
     calls: int = 0
-    running: int = 0  # of them not answered yet
-    kept: bool = False  # as it was after its latest call: a snapshot has it
+    running: int = 0  # calls that are not answered yet
+    kept: bool = False  # a snapshot has the state after its latest call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStake:
-    """States of rollouts that have been called: what dies with a host. One that has none yet is made like the first."""
+    """States that would be lost with a host, except those of rollouts without a call, which are created again."""
 
     states: int = 0
-    without_snapshot: int = 0  # of them: their rollouts start again
+    without_snapshot: int = 0  # of them without a snapshot: their rollouts restart
 
     def __add__(self, other: "AtStake") -> "AtStake":
         return AtStake(
@@ -97,7 +97,7 @@ class AtStake:
         )
 
     def line(self) -> str:
-        """Nothing where there is none."""
+        """A description for the log; empty if there are no states."""
         if not self.states:
             return ""
         without = f"of which {self.without_snapshot} had no snapshot: those rollouts start again"
@@ -117,20 +117,20 @@ class ToolHost:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def call(self, call: HostCall) -> HostAnswer:
-        """Never raises for what the tool does: that is an outcome."""
+        """Run a call. An error of the tool is an outcome, not an exception."""
         if self._tool is not None and self._tool.function is not None:
             return await self._bounded(self._tool.function, call.arguments, self._as_answer)
         if call.ended is not None and not callable(getattr(self._environment, "ended", None)):
-            return HostAnswer(memory=call.memory or ToolMemory(calls=0))  # nothing to call: no state is needed
+            return HostAnswer(memory=call.memory or ToolMemory(calls=0))  # no method to call, so no state is needed
         return await self._with_state(call)
 
     def take_over(self, rollout_id: str, holder: str) -> None:
-        """From now on `holder` plays the rollout, and it alone may end its state."""
+        """Record that `holder` plays the rollout now; only it may end the state."""
         if live := self._live.get(rollout_id):
             live.holder = holder
 
     async def end(self, rollout_id: str, holder: str) -> None:
-        """Close a rollout's state, unless somebody else plays it by now."""
+        """Close a rollout's state, unless another worker plays the rollout now."""
         live = self._live.get(rollout_id)
         if live is not None and live.holder == holder:
             del self._live[rollout_id]
@@ -145,14 +145,14 @@ class ToolHost:
         return len(self._live)
 
     def at_stake(self) -> "AtStake":
-        """What would be lost with this host now; from any thread, since a list is made of the states at one stroke."""
+        """The states that would be lost with this host now. Thread-safe: copying the list of states is atomic."""
         called = [live for live in list(self._live.values()) if live.calls]
         return AtStake(states=len(called), without_snapshot=sum(not live.kept for live in called))
 
     async def _with_state(self, call: HostCall) -> HostAnswer:
         calls = call.memory.calls if call.memory else 0
         live = self._live.pop(call.rollout_id, None)
-        # One player calls once at a time: who asked for what still runs is gone, and nobody hears what it changes.
+        # A worker makes one call at a time, so a call that still runs is of a lost worker, and its result is ignored.
         if live is not None and (live.calls != calls or live.running):
             self._close_soon(live.state)
             live = None
@@ -165,7 +165,7 @@ class ToolHost:
                 return failed
         live.holder = call.holder
         live.running += 1
-        self._live[call.rollout_id] = live  # the latest used comes last
+        self._live[call.rollout_id] = live  # the most recently used comes last
 
         async def ask(**arguments: Any) -> Any:
             if call.ended is not None:
@@ -178,15 +178,15 @@ class ToolHost:
         finally:
             live.calls += 1
             live.running -= 1
-        if self._live.get(call.rollout_id) is not live:  # it was closed meanwhile, which may be all that this tells
+        if self._live.get(call.rollout_id) is not live:  # closed meanwhile: the answer may be invalid
             return HostAnswer(lost=True)
         snapshot = _snapshot(live.state)
         live.kept = snapshot is not None
         return replace(answer, memory=ToolMemory(calls=live.calls, snapshot=snapshot))
 
     async def _make(self, live: _Live, call: HostCall, snapshot: str | None) -> HostAnswer | None:
-        """Give `live` its state, or say why it has none. It stands in its place from the start, so that whoever comes
-        after it, and who ends the rollout, finds it."""
+        """Create the state of `live`; returns an answer if that fails. `live` is registered first, so that later calls
+        and `end` find it."""
         self._live[call.rollout_id] = live
         live.running += 1
         made: Any = None
@@ -199,20 +199,20 @@ class ToolHost:
                 del self._live[call.rollout_id]
         if isinstance(made, HostAnswer):
             return made
-        if not latest:  # somebody else plays the rollout by now, and nobody hears this answer
+        if not latest:  # another worker plays the rollout now, and this answer is ignored
             self._close_soon(made)
             return HostAnswer(lost=True)
         live.state = made
         return None
 
     def _close_soon(self, state: Any) -> None:
-        """Nobody waits: a later caller has a separate deadline."""
+        """Close a state in the background, because a later call has a separate deadline."""
         closing = asyncio.ensure_future(_close(state))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     async def _made(self, call: HostCall, snapshot: str | None) -> Any:
-        """The state, or the answer where it cannot be made."""
+        """The state, or an answer if it cannot be created."""
         problem = call.problem or Problem(id="", problem="", answer="")
 
         async def make() -> Any:
@@ -226,7 +226,7 @@ class ToolHost:
                 await environment.start(problem)
                 if snapshot is not None:
                     await environment.restore(snapshot)
-            except BaseException:  # a deadline too
+            except BaseException:  # includes the deadline's cancellation
                 self._close_soon(environment)
                 raise
             return environment
@@ -246,7 +246,7 @@ class ToolHost:
     async def _bounded(
         self, function: Any, arguments: Mapping[str, Any], read: Callable[[Any], HostAnswer]
     ) -> HostAnswer:
-        """One call within its deadline, its answer within its cap."""
+        """Run one call with its deadline, and shorten its answer to the cap."""
 
         async def run() -> Any:
             return await function(**arguments)
@@ -272,7 +272,7 @@ class ToolHost:
         return read(task.result())
 
     def _of_end(self, given: Any) -> HostAnswer:
-        """What an environment's `ended` returned."""
+        """The answer for the value that an environment's `ended` returned."""
         return HostAnswer() if given is None else _of_reward(given, f"{_given_by(self._environment)} at its end")
 
     def _as_answer(self, answer: Any) -> HostAnswer:
@@ -293,7 +293,7 @@ class ToolHost:
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Both ends of a text that is too long, with a mark between them that says how much is missing."""
+    """A text above the limit reduced to its beginning and end, with the number of missing characters between them."""
     if len(text) <= max_chars:
         return text
     head = max_chars * 3 // 4
@@ -302,11 +302,11 @@ def shortened(text: str, max_chars: int) -> str:
 
 
 def _of_reply(answer: Any, environment: type[Any] | None) -> HostAnswer:
-    """An environment's reply; an invalid one is our user's fault, and ends the rollout as a failure of ours."""
+    """The answer for an environment's reply; an invalid reply is an error of the user's code and drops the rollout."""
     given = _given_by(environment)
     if not isinstance(answer, Reply):
         return HostAnswer(outcome=Outcome.ERROR, text=f"{given} {type(answer).__name__}, not a Reply")
-    text, reward = cast(Any, answer.text), cast(Any, answer.reward)  # whatever its author put there
+    text, reward = cast(Any, answer.text), cast(Any, answer.reward)  # types are not guaranteed
     if not isinstance(text, str):
         said = f"{given} the text {text!r:.80}, which is {type(text).__name__}"
         return HostAnswer(outcome=Outcome.ERROR, text=said)
@@ -325,7 +325,7 @@ def _given_by(environment: type[Any] | None) -> str:
 
 
 def _named(function: Any) -> str:
-    """As a person finds it."""
+    """The function as `module:name`."""
     return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
 
 
@@ -335,7 +335,7 @@ def _snapshot(state: Any) -> str | None:
         return None
     try:
         taken = take()
-    except Exception:  # then a rollout that loses it starts again
+    except Exception:  # without a snapshot, a rollout that loses the state restarts
         return None
     return taken if isinstance(taken, str) else None
 
@@ -344,7 +344,7 @@ async def _close(state: Any) -> None:
     close: Any = getattr(state, "close", None)
     if close is None:
         return
-    with contextlib.suppress(Exception):  # whatever it does, the rollout is over
+    with contextlib.suppress(Exception):  # the rollout is over, so errors do not matter
         closing: Awaitable[Any] | None = close()
         if inspect.isawaitable(closing):
             await asyncio.wait_for(closing, END_DEADLINE_S)

@@ -23,9 +23,9 @@ ENVIRONMENT_METHODS = ("start", "reply", "close")
 
 
 def tool_specs(entries: Sequence[str], folder: str) -> list[ToolSpec]:
-    """What the entries of `--tools.use` are, in their order; `folder` is where their modules lie.
+    """The tools of the entries of `--tools.use`, in order; `folder`: folder of their modules.
 
-    Raises `ConfigError` for what cannot be imported, is not a tool, or has the name of another.
+    Raises `ConfigError` for an entry that cannot be imported, is not a tool, or has the name of another tool.
     """
     own = [entry for entry in entries if entry != PYTHON]
     described = _described("--tools.use", own, folder) if own else {}
@@ -43,12 +43,12 @@ def check_environment(entry: str, folder: str, *, option: str = "--tools.environ
 
 
 def check_function(entry: str, num_arguments: int, folder: str, *, option: str) -> None:
-    """Raises `ConfigError` for what cannot be imported or does not take so many arguments."""
+    """Raise `ConfigError` for a function that cannot be imported or does not take this number of arguments."""
     _described(option, [f"function/{num_arguments} {entry}"], folder)
 
 
 def load_tools(entry: str) -> list[Tool]:
-    """The tool, or the tools, that `module:object` names. Raises whatever the module does, or `ConfigError`."""
+    """The tool or tools that `module:object` names. Raises `ConfigError`, or an error of the module."""
     found = load_object(entry)
     tools = [found] if isinstance(found, Tool) else found
     if not isinstance(tools, Iterable) or not all(isinstance(tool, Tool) for tool in cast(Iterable[Any], tools)):
@@ -79,7 +79,7 @@ def _refuse_ended(entry: str, ended: Any) -> None:
 
 
 def _refuse_function(entry: str, num_arguments: int) -> None:
-    """Raise `ConfigError` for what could not be called with so many arguments."""
+    """Raise `ConfigError` unless the entry is a function of this number of arguments."""
     found = load_object(entry)
     try:
         fits = callable(found) and bool(inspect.signature(found).bind(*range(num_arguments)))
@@ -92,10 +92,10 @@ def _refuse_function(entry: str, num_arguments: int) -> None:
 
 
 def load_object(entry: str) -> Any:
-    """Import what `module:object` names."""
+    """Import the object that `module:object` names."""
     module, colon, name = entry.partition(":")
     if not colon or not name:
-        raise ConfigError(entry, "is not module:object", "name the module and what it holds")
+        raise ConfigError(entry, "is not module:object", "name the module and an object in it")
     return getattr(importlib.import_module(module), name)
 
 

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
 WAIT_SHARE = 0.5
-"""Of a call's deadline, how long it may wait for the connection; the rest is the server's."""
+"""Share of a call's deadline for the connection; the rest is for the server's answer."""
 GONE = ("Session terminated", "Server returned an error response")
-"""What the client says where the server has forgotten it, and of a status that is an error, such as 401 or 503."""
+"""The client's messages if the server has dropped the session, or answers with an HTTP error such as 401 or 503."""
 
 
 def mcp_tools(
@@ -34,9 +34,9 @@ def mcp_tools(
 ) -> list[Tool]:
     """Every tool of a server, a URL or the words of a command; one connection serves all calls of a process.
 
-    `only`: those to take, by the server's names. `rename`: the server's names to those that the model knows them by.
-    `headers` go to a URL with every request, `env` is added to the environment of a command. What the server marks as
-    an error counts as failed; a server that is gone does not. Raises `ConfigError` where it cannot be asked.
+    `only`: server's names of the tools to use. `rename`: the model's names, by the server's names. `headers`: sent to a
+    URL with every request. `env`: added to the environment of a command. A result that the server marks as an error
+    counts as failed; the loss of the server does not. Raises `ConfigError` if the server cannot be reached.
     """
     address = _Address(server=server, headers=dict(headers or {}), env=dict(env or {}))
     address.check()
@@ -74,7 +74,7 @@ def mcp_tools(
 
 
 def _found(address: "_Address", connection: "_Connection") -> list[Any]:
-    """What a server has, as it describes it."""
+    """The server's descriptions of its tools."""
     try:
         return _in_new_loop(connection.list_tools)
     except Exception as error:
@@ -84,17 +84,17 @@ def _found(address: "_Address", connection: "_Connection") -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Address:
-    """Where a server is, or how it is started."""
+    """The URL of a server, or the command that starts it."""
 
     server: str | Sequence[str]
-    headers: Mapping[str, str]  # of a URL
-    env: Mapping[str, str]  # of a command
+    headers: Mapping[str, str]  # for a URL
+    env: Mapping[str, str]  # for a command
 
     def __str__(self) -> str:
         return f"MCP server {self.server!r}"
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything is started."""
+        """Raise `ConfigError` for invalid settings, before anything is started."""
         if not self.server:
             raise ConfigError("MCP server", "it is empty", "give a URL, or the words of a command")
         if self.headers and not isinstance(self.server, str):
@@ -106,14 +106,14 @@ class _Address:
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Any, None]:
-        """A client that is connected within the context."""
+        """A connected client; it is closed on exit."""
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
         if not isinstance(self.server, str):
             command, *arguments = self.server
             started = StdioServerParameters(command=command, args=arguments, env=dict(self.env))
-            errors = sys.__stderr__ or sys.stderr  # what has taken its place may be no file
+            errors = sys.__stderr__ or sys.stderr  # sys.stderr may have been replaced by an object without a descriptor
             async with Client(stdio_client(started, errlog=errors)) as client:
                 yield client
             return
@@ -129,7 +129,7 @@ class _Address:
 
 
 def _absent() -> str:
-    """What is wrong with the package; empty where it is there."""
+    """Why the package mcp cannot be used; empty if it can."""
     try:
         import mcp
     except ImportError:
@@ -138,12 +138,12 @@ def _absent() -> str:
 
 
 class _Lost(Exception):
-    """The server, or the way to it, is gone."""
+    """The server or the connection to it was lost."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A client that a task holds open until it is given up and nobody asks it any more."""
+    """A client that a task holds open until it is given up and has no open calls."""
 
     opened: asyncio.Future[Any]
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -156,7 +156,7 @@ class _Held:
 
 
 class _Connection:
-    """One client, opened by the first call and held by a separate task; opened again where the server was lost."""
+    """One client, opened by the first call and held open by a task; opened again after the server was lost."""
 
     def __init__(self, address: _Address) -> None:
         self._address = address
@@ -175,7 +175,7 @@ class _Connection:
         return found
 
     def caller(self, name: str, deadline_s: float) -> Callable[..., Awaitable[str]]:
-        """What calls a tool. Raises `ToolFailed` for what the server marks, `ToolError` where it is gone."""
+        """Function that calls a tool. Raises `ToolFailed` if the server reports an error, `ToolError` if it is gone."""
 
         async def call(**arguments: Any) -> str:
             by_s = asyncio.get_running_loop().time() + deadline_s * WAIT_SHARE
@@ -192,7 +192,7 @@ class _Connection:
         return call
 
     async def _ask_again(self, name: str, arguments: dict[str, Any], by_s: float) -> Any:
-        """Alone among those that are made again: a call that ends the server ends no other's second try."""
+        """Repeat a call, one at a time, so that a call that crashes the server does not fail others."""
         try:
             async with asyncio.timeout_at(by_s):
                 await self._second_tries.acquire()
@@ -206,7 +206,7 @@ class _Connection:
             self._second_tries.release()
 
     async def _ask(self, name: str, arguments: dict[str, Any], by_s: float) -> Any:
-        """Raises `_Lost`, and the connection is given up; those who ask over it still are not cut off."""
+        """Call a tool. Raises `_Lost` and gives the connection up, but does not interrupt other calls that use it."""
         held = self._open()
         held.asking += 1
         try:
@@ -244,12 +244,12 @@ class _Connection:
                 try:
                     await held.left.wait()
                 finally:
-                    self._give_up(held)  # where the transport ended by itself, nobody begins to ask it
+                    self._give_up(held)  # after an end of the transport, no new call uses it
         except Exception as error:
             self._give_up(held)
             if not held.opened.done():
                 held.opened.set_exception(_Lost(_root(error)))
-                held.opened.exception()  # it may be that nobody waits for it any more
+                held.opened.exception()  # avoids asyncio's warning if no call waits for it
 
     def _give_up(self, held: _Held) -> None:
         held.given_up = True
@@ -259,7 +259,7 @@ class _Connection:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether it says that the server is gone; the server's own error about a call does not count."""
+    """Whether the error means that the server was lost; the server's error about a call does not."""
     import anyio
     from mcp import MCPError
     from mcp_types import CONNECTION_CLOSED
@@ -270,7 +270,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _in_new_loop(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Importing a module may happen inside a running loop."""
+    """Run a coroutine in a thread with a new loop, because modules may be imported inside a running loop."""
     found: list[Any] = []
 
     async def run() -> None:
@@ -288,7 +288,7 @@ def _in_new_loop(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _root(error: BaseException) -> str:
-    """What is inside of the groups that task groups raise, in one line."""
+    """The first error inside an exception group, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, _Lost):

@@ -1,4 +1,4 @@
-"""The part of JSON Schema that tools are described in: an object of named values; and a call's arguments against it."""
+"""Checks tools' schemas (a subset of JSON Schema: an object of named values), and a call's arguments against them."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def schema_faults(schema: object) -> list[str]:
-    """What keeps a schema from describing a tool's arguments; empty where nothing does."""
+    """Why a schema cannot describe a tool's arguments; empty if it can."""
     if not isinstance(schema, Mapping):
         return ["it is not an object"]
     fields = cast(Mapping[str, Any], schema)
@@ -41,7 +41,7 @@ def schema_faults(schema: object) -> list[str]:
 
 
 def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with a call's arguments, for the model to read; None where nothing is."""
+    """The first error in a call's arguments, for the model to read; None if there is none."""
     properties = cast(Mapping[str, Mapping[str, Any]], schema.get("properties", {}))
     for name in cast(Sequence[str], schema.get("required", [])):
         if name not in arguments:
@@ -59,9 +59,9 @@ def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> s
 
 
 def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that a model wrote as text, in the types that the schema names.
+    """Arguments that a model wrote as text, converted to the types of the schema.
 
-    What cannot be read as one of them stays text, for `argument_fault` to name. Where a string is allowed, it is one.
+    Text that cannot be converted is unchanged, and `argument_fault` reports it. If a string is allowed, it stays one.
 
     >>> typed({"limit": "3", "name": "3"}, {"properties": {"limit": {"type": "integer"}, "name": {"type": "string"}}})
     {'limit': 3, 'name': '3'}
@@ -71,7 +71,7 @@ def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, 
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    """A schema may also be true or false, which say nothing of types."""
+    """The schema; empty if it is true or false, which have no types."""
     return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
 
 
@@ -97,7 +97,7 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def _value(word: str) -> Any:
-    """What a word says as JSON, or as Python writes it, which templates do with booleans; else the word itself."""
+    """The word parsed as JSON, or as Python, which some templates write booleans in; otherwise the word itself."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     if re.fullmatch(r"\+\d+", word):
@@ -114,7 +114,7 @@ def _value(word: str) -> Any:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a value may have; those of `anyOf` and `oneOf` together, empty where any will do."""
+    """The types that a value may have, including those of `anyOf` and `oneOf`; empty if any type is allowed."""
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return [kinds]

@@ -1,4 +1,4 @@
-"""A tool as everybody but its host knows it: its schema for the model, and where it runs."""
+"""The description of a tool for all processes but its host: its schema for the model, and where it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,25 +7,25 @@ from typing import Any, Literal
 from rstar_ray.tools.tool import Tool
 
 PYTHON = "python"
-"""The built-in tool: a program in the sandbox, under the sandbox's own limits."""
+"""The built-in tool: a program in the sandbox, with the sandbox's limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """`runs` says where: the built-in Python, a program in the sandbox, or a separate actor."""
+    """A tool. `runs`: where it runs: the built-in Python, a program in the sandbox, or a separate actor."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]  # JSON schema of an object
     runs: Literal["python", "sandbox", "actor", "actor with state"]
-    entry: str = ""  # what --tools.use named
+    entry: str = ""  # its entry in --tools.use
     program: str = ""
-    deadline_s: float = 0.0  # of one call; 0 for Python, which has the sandbox's [s]
+    deadline_s: float = 0.0  # per call [s]; 0 for Python, which has the sandbox's
     max_chars: int = 0
-    schema: Mapping[str, Any] | None = None  # what the model sees, where that is given exactly
+    schema: Mapping[str, Any] | None = None  # the exact schema for the model, if it is given
 
     def as_schema(self) -> dict[str, Any]:
-        """What the model sees, as chat templates take it."""
+        """The schema for the model, in the format of chat templates."""
         if self.schema is not None:
             return dict(self.schema)
         described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
@@ -48,14 +48,14 @@ PYTHON_TOOL = ToolSpec(
 
 
 def with_schema(tool: ToolSpec, schema: Mapping[str, Any]) -> ToolSpec:
-    """The tool as `schema`, `{"type": "function", "function": {...}}`, shows it to the model."""
+    """The tool with `schema`, `{"type": "function", "function": {...}}`, as the schema for the model."""
     shown = schema["function"]
     names = ("name", "description", "parameters")
     return replace(tool, **{name: shown[name] for name in names}, schema=schema)
 
 
 def spec_of(tool: Tool, entry: str) -> ToolSpec:
-    """What a tool's host tells of it."""
+    """The description of a loaded tool."""
     runs: Literal["sandbox", "actor", "actor with state"] = "actor"
     if tool.program is not None:
         runs = "sandbox"

@@ -1,4 +1,4 @@
-"""A tool: a name, a JSON schema and an async function. What does not fit together is refused when it is made."""
+"""A tool: a name, a JSON schema and an async function. Mismatches are refused when it is created."""
 
 import inspect
 import re
@@ -21,26 +21,26 @@ class ToolFailed(Exception):
 
 
 class ToolState(Protocol):
-    """What a stateful tool keeps for one rollout; made when the rollout first calls, closed when it ends.
+    """The state of a tool for one rollout; created at the rollout's first call, closed when the rollout ends.
 
-    Two methods are optional: `snapshot(self) -> str`, from which `start` makes the same state again, and
-    `async close(self)`. Without a snapshot a rollout whose state is lost starts again.
+    Two methods are optional: `snapshot(self) -> str`, from which `StartState` restores the state, and
+    `async close(self)`. Without a snapshot, a rollout whose state is lost restarts.
     """
 
     async def call(self, **arguments: Any) -> str: ...
 
 
 StartState = Callable[[Problem, str | None], ToolState]
-"""Makes the state of a rollout, from a snapshot where there is one; a class with such an `__init__` is one."""
+"""Creates the state of a rollout, from a snapshot if there is one; a class with such an `__init__` qualifies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
     """One tool. Give exactly one of `function` (no state), `state` (one per rollout) and `program` (in the sandbox).
 
-    The model sees what is returned, or the text of a raised `ToolFailed`; anything else that is raised, an answer after
-    the deadline and one that `failed` says so of count as failed too. A raised `ToolError` says that what the tool
-    needs is gone: the call is made again, and never held against the policy.
+    The model reads the returned text, or the text of a raised `ToolFailed`. A call has failed if it raises, exceeds the
+    deadline, or returns an answer for which `failed` is true. `ToolError` means that a resource of the tool is
+    unavailable: the call is repeated, and does not count as the policy's failure.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Tool:
     parameters: Mapping[str, Any]  # JSON schema of an object
     function: Callable[..., Awaitable[str]] | None = None
     state: StartState | None = None
-    program: str | None = None  # Python source: arguments as JSON on its stdin, what it prints is the answer
-    failed: Callable[[str], bool] | None = None  # which answers of a function or a state count as failed
+    program: str | None = None  # Python source: reads arguments as JSON from stdin and prints the answer
+    failed: Callable[[str], bool] | None = None  # whether an answer of a function or a state counts as failed
     deadline_s: float = DEADLINE_S  # of one call [s]
-    max_chars: int = MAX_CHARS  # of one answer; the middle of a longer one goes
-    where: str = field(default="", compare=False)  # the module and object it came from
+    max_chars: int = MAX_CHARS  # of one answer; the middle of a longer one is removed
+    where: str = field(default="", compare=False)  # its module and object
 
     def __post_init__(self) -> None:
         name = f"tool {self.name!r}"
@@ -69,9 +69,9 @@ class Tool:
         if inspect.iscoroutinefunction(self.failed):  # a coroutine is always true
             raise ConfigError(name, "its `failed` is async", "write `def`")
         if self.program is not None:
-            if self.failed is not None:  # who reads the answer there has none of its maker's functions
-                hint = "have the program exit with another status than 0 where it failed"
-                raise ConfigError(name, "`failed` is not asked where a program answers", hint)
+            if self.failed is not None:  # the sandbox reads the answer, without the user's functions
+                hint = "exit with a status other than 0 if the program failed"
+                raise ConfigError(name, "`failed` is not used for a program", hint)
             _refuse_program(name, self.program)
             _refuse_limits(name, self.deadline_s, self.max_chars)
         if self.function is not None:
@@ -88,15 +88,15 @@ def _refuse_program(name: str, program: str) -> None:
 
 
 def _refuse_limits(name: str, deadline_s: float, max_chars: int) -> None:
-    """The sandbox gives a program no others, and would say so at the first call only."""
+    """Refuse limits that the sandbox does not support, which it would refuse only at the first call."""
     most_s = MOST_PROGRAM_S - TOOL_ROOM_S
     if not LEAST_PROGRAM_S <= deadline_s <= most_s or max_chars > MOST_OUTPUT_CHARS:
         hint = f"give deadline_s of {LEAST_PROGRAM_S:g} to {most_s:,.0f}, max_chars up to {MOST_OUTPUT_CHARS:,}"
-        raise ConfigError(name, "its deadline or its cap is outside what the sandbox gives a program", hint)
+        raise ConfigError(name, "its deadline or its cap is outside the sandbox's range", hint)
 
 
 def _refuse_misfit(name: str, function: Any, parameters: Mapping[str, Any], *, bound: bool = False) -> None:
-    """Raise `ConfigError` where the function does not take a call that the schema allows."""
+    """Raise `ConfigError` if the schema allows a call that the function does not accept."""
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(name, "its function is not async", "write `async def`")
     takes = list(inspect.signature(function).parameters.values())[bound:]

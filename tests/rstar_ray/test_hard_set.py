@@ -95,8 +95,8 @@ async def test_the_choice_may_lack_one_in_twenty_of_all_its_rollouts_however_oft
     solves, five = SkilledPolicy(skill=1.0, slip=0.0), adding_problems(5)
     assert await choice(tmp_path / "none", five, Losing(solves)) == []
     assert await choice(tmp_path / "two", five, Losing(solves, first=2)) == ["add-0"]
-    said = "choosing the hard set: 3 of 40 rollouts failed 3 times: lost; the same command asks for the problems that "
-    with pytest.raises(RStarError, match=rf"^{said}lack some again$"):
+    said = "choosing the hard set: 3 of 40 rollouts failed 3 times: lost; the same command repeats the problems that "
+    with pytest.raises(RStarError, match=rf"^{said}lack some$"):
         await choice(tmp_path / "three", five, Losing(solves, first=3))
     again = Losing(solves, first=2)
     assert await choice(tmp_path / "three", five, again) == ["add-0"]

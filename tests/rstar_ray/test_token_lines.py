@@ -191,7 +191,7 @@ def test_a_new_line_says_why():
         "the reasoning of an earlier turn"
     )
     foreign = [*more[:3], {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, more[-1]]
-    assert why(foreign) == "it holds a message of the assistant that the policy did not write"
+    assert why(foreign) == "it contains a message of the assistant that the policy did not write"
 
 
 def test_words_of_a_client_spell_no_control_token():

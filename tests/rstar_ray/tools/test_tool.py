@@ -53,14 +53,14 @@ def made(**changes: Any) -> Tool:
         ({"function": None, "program": "print("}, "its program cannot be read"),
         (
             {"function": None, "program": "print(1)", "failed": bool},
-            "`failed` is not asked where a program answers. Hint: have the program exit with another status than 0",
+            "`failed` is not used for a program. Hint: exit with a status other than 0",
         ),
         ({"deadline_s": 0.0}, "its deadline or its cap is too small"),
         (
             {"function": None, "program": "print(1)", "deadline_s": 3_600.0},
-            "what the sandbox gives a program. Hint: give deadline_s of 0.01 to 3,599, max_chars up to 16,777,216",
+            "the sandbox's range. Hint: give deadline_s of 0.01 to 3,599, max_chars up to 16,777,216",
         ),
-        ({"function": None, "program": "print(1)", "max_chars": 2**24 + 1}, "outside what the sandbox gives a program"),
+        ({"function": None, "program": "print(1)", "max_chars": 2**24 + 1}, "outside the sandbox's range"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_that_names_the_tool(changes: dict[str, Any], complaint: str):
