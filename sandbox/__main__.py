@@ -1,6 +1,6 @@
-"""The sandbox for people: `python -m sandbox serve`, `run FILE`, `check CASES.json`.
+"""Command line of the sandbox: `python -m sandbox serve`, `run FILE`, `check CASES.json`.
 
-A server takes its clients' token, which it needs beyond the loopback and at level `process`, from SANDBOX_TOKEN.
+A server reads its clients' token from SANDBOX_TOKEN; it is required beyond loopback and at level `process`.
 """
 
 import asyncio
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
     from sandbox.http.server import ServerConfig
 
 OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-size"}
-"""Names of a run's settings here; settings of server and pool keep their own names."""
+"""Options here, by the name of a run's setting; other settings of server and pool keep their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
     level: Isolation = SandboxConfig().level
     allow_landlock: bool = False
-    """accept `landlock` where namespaces are refused"""
+    """accept `landlock` if namespaces are not available"""
     workers: int = 0
-    """programs at once; 0 is one per core"""
+    """concurrent programs; 0 is one per core"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(PoolOptions):
-    """Answer over HTTP as Code Judge does."""
+    """Serve programs over HTTP, with the API of Code Judge."""
 
     host: str = "127.0.0.1"
     port: int = 8088
     queue_size: int = SandboxConfig().max_waiting
-    """calls that may wait; more are refused"""
+    """maximum waiting calls; more are refused"""
     allow_host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """a host name of this server; may be repeated"""
     max_cpu_s: float = CEILINGS.cpu_s
-    """limit that a client may ask for at most"""
+    """highest limit that a client may request"""
     max_wall_s: float = CEILINGS.wall_s
-    """likewise"""
+    """highest limit that a client may request"""
     max_memory_mb: int = CEILINGS.memory_bytes // MIB
-    """likewise"""
+    """highest limit that a client may request"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class RunOptions(PoolOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(PoolOptions):
-    """Run a file of cases, one line each."""
+    """Run a file of cases and print one line per case."""
 
     file: Annotated[Path, tyro.conf.Positional]
 
@@ -104,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_option(field: str) -> str:
-    """As the command line spells it."""
-    named = field.startswith("-") or field == "file" or field.isupper()  # an option, an argument, a variable
+    """The option for a field of the settings."""
+    named = field.startswith("-") or field == "file" or field.isupper()  # option, argument or environment variable
     return OPTIONS.get(field, field) if named else f"--{field.replace('_', '-')}"
 
 
@@ -130,7 +130,7 @@ def _pool(options: PoolOptions, config: SandboxConfig | None = None) -> SandboxP
 
 
 def _limits(base: Limits, prefix: str, cpu_s: float, wall_s: float, memory_mb: int) -> Limits:
-    """`base` with what the options say. Raises ConfigError."""
+    """`base` with the options' limits. Raises ConfigError."""
     try:
         return replace(base, cpu_s=cpu_s, wall_s=wall_s, memory_bytes=memory_mb * MIB)
     except ValueError as refused:
@@ -144,12 +144,12 @@ def _limit_option(prefix: str, name: str) -> str:
 
 @contextlib.contextmanager
 def _reading(path: Path, named: str = "file") -> Generator[None, None, None]:
-    """Raises ConfigError where a file that is named cannot be read, or holds something else."""
+    """Raise ConfigError if reading the file fails, or if its content is invalid."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError) as refused:
         reason = f"{type(refused).__name__}: {refused}"
-        raise ConfigError(named, f"{path}: {reason}", "name one that can be read") from None
+        raise ConfigError(named, f"{path}: {reason}", "give a file that can be read") from None
 
 
 async def _serve(options: ServerOptions) -> int:
@@ -166,7 +166,7 @@ async def _serve(options: ServerOptions) -> int:
 
 
 async def _stop_signal() -> None:
-    """Wait for a signal that ends servers."""
+    """Wait for SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,4 +1,4 @@
-"""Accepted calls: on their way, waiting in a queue that serves callers in turn, and what is sent to a cell."""
+"""Accepted calls, the fair queue in which they wait, and the message that a cell receives."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """First in, first out within a caller; round-robin between callers, so none starves another."""
+    """First in, first out per caller; round-robin between callers, so that no caller starves another."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[T]] = {}
@@ -26,11 +26,11 @@ class FairQueue(Generic[T]):
         return bool(self._turns)
 
     def push(self, caller: str, item: T) -> None:
-        """Queue behind the caller's own items."""
+        """Append an item to the caller's items."""
         self._of(caller).append(item)
 
     def push_front(self, caller: str, item: T) -> None:
-        """Queue an item that has waited already, before all others."""
+        """Queue an item that has already waited, before all others."""
         self._of(caller).appendleft(item)
         self._turns.remove(caller)
         self._turns.appendleft(caller)
@@ -40,7 +40,7 @@ class FairQueue(Generic[T]):
         return self._waiting[self._turns[0]][0]
 
     def pop(self) -> T:
-        """Take the next item of the caller whose turn it is."""
+        """Remove and return the next item of the caller whose turn it is."""
         caller = self._turns.popleft()
         own = self._waiting[caller]
         item = own.popleft()
@@ -58,9 +58,7 @@ class FairQueue(Generic[T]):
         return own
 
 
-MAX_TEXT_BYTES = (
-    1024 * 1024 * 1024
-)  # text of waiting calls: the queue is bounded in calls, and one call may have 64 MiB
+MAX_TEXT_BYTES = 1024 * 1024 * 1024  # limit for the text of all waiting calls, as one call may have 64 MiB
 NOTHING = ExecutionRequest(code="")
 
 
@@ -68,7 +66,7 @@ NOTHING = ExecutionRequest(code="")
 class Call:
     """One accepted call."""
 
-    request: ExecutionRequest  # NOTHING once its caller is gone
+    request: ExecutionRequest  # NOTHING after the call has ended
     caller: str
     number: int
     answer: asyncio.Future[ExecutionResult]
@@ -87,11 +85,11 @@ class Waiting:
     text_bytes: int = 0
 
     def refusal(self, request: ExecutionRequest, most: int) -> str:
-        """Why another call does not fit; empty where it does."""
+        """Why another call is refused; empty if it is accepted."""
         if self.calls >= most:
             return f"{self.calls} calls wait already; the queue holds no more"
         if self.calls and self.text_bytes + _text_bytes(request) > MAX_TEXT_BYTES:
-            return f"what waits already is {self.text_bytes >> 20} MiB long; the queue holds no more"
+            return f"waiting calls have {self.text_bytes >> 20} MiB of text; the queue holds no more"
         return ""
 
     def enter(self, call: Call) -> None:
@@ -109,7 +107,7 @@ def _text_bytes(request: ExecutionRequest) -> int:
 
 
 def refusal(request: ExecutionRequest, level: IsolationLevel) -> str:
-    """Why a program cannot be run at all; empty where it can."""
+    """Why a program cannot be run at all; empty if it can."""
     if len(request.code) > MAX_CODE_CHARS:
         return f"The source has {len(request.code)} characters; at most {MAX_CODE_CHARS} are run."
     if request.language == "cpp" and level is not IsolationLevel.NAMESPACES:
@@ -120,14 +118,14 @@ def refusal(request: ExecutionRequest, level: IsolationLevel) -> str:
 
 
 def preload_set_for(request: ExecutionRequest) -> str:
-    """The kind of warm server that suits a request best."""
+    """The preload set of the warm server for a request."""
     if request.trusted:
         return preload.VERIFY
     return preload.choose(request.code) if request.language == "python" else preload.LEAN
 
 
 def message_for(request: ExecutionRequest, number: int) -> tuple[wire.CallHeader, bytes, bytes]:
-    """The header, the source and the input that a cell gets for call `number`."""
+    """Header, source and input that a cell receives for call `number`."""
     limits = request.limits
     source = request.code
     if request.language == "cpp":

@@ -1,9 +1,8 @@
-"""Runs a file of hostile and awkward programs through a pool and judges how each ended.
+"""Runs a file of hostile and unusual programs through a pool and checks how each ended.
 
 A case is a JSON object: `name`, `code` (or `code_gen`, a Python expression), `stdin` (or
-`stdin_gen`), `expect` with `status` (allowed outcomes), texts that must or must not appear and
-`max_seconds`, a second less than which is its limit by the clock; `then`, optionally, is an honest program that follows
-and its exact stdout.
+`stdin_gen`), `expect` with `status` (allowed outcomes), texts that must or must not appear and `max_seconds` (the wall
+limit is one second less); `then`, optionally, is a harmless program that runs afterwards, with its exact stdout.
 """
 
 import json
@@ -16,7 +15,7 @@ from sandbox.limits import Limits, standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
-# Outcome names of the file that differ from ours.
+# Names of outcomes in the file that differ from ours.
 WORDS = {"out_of_memory": "oom"}
 HONEST = {"code": "print(sum(range(10)))", "stdout": "45\n"}
 
@@ -36,7 +35,7 @@ class HostileCase:
 
 
 def read_cases(path: Path) -> list[HostileCase]:
-    """Read a case file; its `_gen` fields are evaluated, so read only files you trust."""
+    """Read a case file. Its `_gen` fields are evaluated, so read only trusted files."""
     return [_case(entry) for entry in json.loads(path.read_text("utf-8"))]
 
 
@@ -57,7 +56,7 @@ def _case(entry: dict[str, Any]) -> HostileCase:
 
 
 def _limits(max_seconds: float) -> Limits:
-    """The standard limits, which a program without output could exceed."""
+    """The standard limits, with the wall time below `max_seconds`."""
     limits = standard_limits()
     return replace(limits, wall_s=min(limits.wall_s, max(max_seconds - 1.0, 1.0)))
 
@@ -65,9 +64,9 @@ def _limits(max_seconds: float) -> Limits:
 async def check_case(
     pool: SandboxPool, case: HostileCase, caller: str = "check", *, patience: float = 1.0
 ) -> tuple[ExecutionResult, list[str]]:
-    """Run one case and the program after it; returns what was wrong, nothing if it was contained.
+    """Run one case and the program after it; returns the result and its errors, empty if it was contained.
 
-    `patience` stretches the allowed seconds, for machines that do other work as well.
+    `patience`: factor on the allowed seconds, for busy machines.
     """
     started = time.monotonic()
     result = await pool.run(replace(case.request, call_id=case.name), caller)

@@ -1,8 +1,7 @@
-"""Control groups (v2) for programs that have processes, where this process has been given some to make.
+"""Control groups (v2) for programs that may start processes, if groups are delegated to this process.
 
-One group for each cell; the program of a cell joins it, with all that it starts. The kernel then counts the memory,
-the processes and the CPU time of the whole tree together. Where nothing is delegated a tree is bounded process by
-process: nobody needs groups, and `Groups.description` says why there are none.
+Each cell has one group, which its program and all its processes join. The kernel then counts memory, processes and CPU
+time of the process tree. Without delegation every process is bounded separately (reason: `Groups.description`).
 """
 
 import contextlib
@@ -16,7 +15,7 @@ _ENABLE = "+memory +pids"
 
 
 class KernelTree:
-    """The kernel's file system of control groups. Every method raises OSError as the kernel does."""
+    """The kernel's file system of control groups. Every method may raise OSError."""
 
     def read(self, path: str) -> str:
         return Path(path).read_text("ascii")
@@ -35,10 +34,10 @@ class KernelTree:
         Path(path).rmdir()
 
     def is_delegated(self, path: str) -> bool:
-        """True where groups below `path` are this user's to make.
+        """Whether this user may create groups below `path`.
 
-        A user who may write there has been allowed to. Root may write everywhere, so it takes systemd's mark, or the
-        top of a cgroup namespace that is not the machine's (which alone has no `cgroup.type`).
+        For other users, permission to write is enough. Root can write everywhere, so `path` needs systemd's mark, or
+        must be the root of a cgroup namespace other than the machine's (only that one has no `cgroup.type`).
         """
         needed = [path, f"{path}/cgroup.procs", f"{path}/cgroup.subtree_control"]
         if not all(os.access(each, os.W_OK) for each in needed):
@@ -52,7 +51,7 @@ class KernelTree:
 
 
 def mount_point() -> str:
-    """Where control groups v2 are mounted; empty where they are not."""
+    """Mount point of control groups v2; empty if they are not mounted."""
     for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
         before, _, after = line.partition(" - ")
         if after.split()[0] == ROOT_MOUNT:
@@ -70,18 +69,18 @@ def own_group() -> str:
 
 
 class Groups:
-    """The groups of one pool's cells; with an empty `place` there are none."""
+    """The groups of one pool's cells; none if `place` is empty."""
 
     def __init__(self, tree: KernelTree, place: str, description: str, prefix: str) -> None:
         self._tree = tree
         self._place = place
         self._prefix = prefix
-        self._spent: set[str] = set()  # to be removed, once their processes are gone
-        self._kills: dict[int, int] = {}  # cell to how many of its processes the kernel had ended for memory
-        self.description = description  # what the kernel counts, or why there are no groups
+        self._spent: set[str] = set()  # to be removed when their processes have ended
+        self._kills: dict[int, int] = {}  # processes killed for memory, by cell
+        self.description = description  # resources that the kernel counts, or the reason why there are no groups
 
     def make(self, number: int, max_processes: int) -> str:
-        """The group of a new cell; empty where there are none. Raises OSError."""
+        """Create the group of a new cell; empty if there are no groups. Raises OSError."""
         if not self._place:
             return ""
         path = self._path(number)
@@ -89,7 +88,7 @@ class Groups:
         with contextlib.suppress(FileExistsError):
             self._tree.make(path)
         self._tree.write(f"{path}/pids.max", str(max_processes))
-        self._tree.write(f"{path}/memory.oom.group", "1")  # a tree that lost one of its processes is unusable
+        self._tree.write(f"{path}/memory.oom.group", "1")  # kill the whole tree
         with contextlib.suppress(FileNotFoundError):  # fails on machines without swap
             self._tree.write(f"{path}/memory.swap.max", "0")
         self._kills[number] = self._count_kills(number)
@@ -98,7 +97,7 @@ class Groups:
     def bound(self, number: int, memory_bytes: int) -> None:
         """Set the memory limit of a cell's next program, for all its processes and files together."""
         if self._place:
-            with contextlib.suppress(OSError):  # the last program still holds more: the rlimits bound this one
+            with contextlib.suppress(OSError):  # the previous program still uses more: rlimits bound this one
                 self._tree.write(f"{self._path(number)}/memory.max", str(memory_bytes))
 
     def ran_out(self, number: int) -> bool:
@@ -116,7 +115,7 @@ class Groups:
         return 0
 
     def remove(self, number: int) -> None:
-        """Kill the remaining processes in a cell's group, and forget the group."""
+        """Kill the remaining processes in a cell's group, and remove the group."""
         if not self._place:
             return
         self._kills.pop(number, None)
@@ -124,12 +123,12 @@ class Groups:
         self.sweep()
 
     def remove_all(self) -> None:
-        """The pool closes: no cell is left."""
+        """Remove all groups when the pool closes."""
         for number in list(self._kills):
             self.remove(number)
 
     def sweep(self) -> bool:
-        """Remove the groups whose processes have gone; True where none is left to remove."""
+        """Remove the groups whose processes have ended; True if none remains."""
         for path in list(self._spent):
             with contextlib.suppress(OSError):
                 self._tree.write(f"{path}/cgroup.kill", "1")
@@ -147,9 +146,10 @@ class Groups:
 
 
 def find_groups(prefix: str, tree: KernelTree | None = None, own: str | None = None) -> Groups:
-    """Groups below this process's own, or below that one's parent, whichever was delegated and can be used.
+    """Groups below this process's group or its parent, whichever is delegated and usable.
 
-    A group that holds processes can have none below it that count anything: where we are alone in ours, we step aside.
+    A group with processes cannot have child groups with controllers, so this process moves to a child group if it is
+    alone in its group.
     """
     tree = tree or KernelTree()
     own = own_group() if own is None else own
@@ -168,7 +168,7 @@ def find_groups(prefix: str, tree: KernelTree | None = None, own: str | None = N
 
 
 def _enable(tree: KernelTree, place: str, own: str) -> str:
-    """Have memory and processes counted below `place`; returns what is counted. Raises OSError."""
+    """Enable controllers below `place`; returns a description of the counted resources. Raises OSError."""
     there = tree.read(f"{place}/cgroup.controllers").split()
     if missing := [name for name in WANTED if name not in there]:
         raise OSError(errno.ENOTSUP, f"no controller for {' and '.join(missing)}")

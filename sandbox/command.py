@@ -1,7 +1,7 @@
-"""Runs a command of the user, such as an agent, in a separate jail whose network holds one address.
+"""Runs a command of the user, such as an agent, in a separate jail whose network has only one address.
 
-The command sees its folder and its interpreter, both read-only, and a small private folder in memory (HOME). At its
-one address, 127.0.0.1, a process outside answers: the socket that listens there is made in the jail and handed out.
+The command sees its folder and its interpreter, both read-only, and a small private folder in memory (HOME). Its only
+address is 127.0.0.1, where a process outside answers: the listening socket is created in the jail and passed outside.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ MAX_PROCESSES = 128
 START_S = 60.0
 GONE_S = 20.0
 KEPT_BYTES = 64 * 1024
-"""Of each stream the end."""
+"""Bytes kept of the end of each stream."""
 MAX_CONNECTIONS = 256
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-"""What our environment says of ourselves, and not of a command."""
+"""Variables of our process that are not passed to a command."""
 _NUMBERS = itertools.count(os.getpid() % 1024 * 4096)
 _FIRST_UID = FIRST_UID + 2**20  # above those of the pools' cells
 _BOOT = (
@@ -48,12 +48,12 @@ _BOOT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command, and what it may read."""
+    """A command, and the folders that it may read."""
 
-    argv: tuple[str, ...]  # the first an absolute path
-    folder: str  # where it runs
+    argv: tuple[str, ...]  # the first is an absolute path
+    folder: str  # working folder
     trees: tuple[str, ...]  # read-only: the folder, the interpreter
-    memory_bytes: int  # of each process, and of all together where control groups are delegated
+    memory_bytes: int  # limit of each process, and of all together if control groups are delegated
     confined: bool
 
 
@@ -61,14 +61,14 @@ class Command:
 class CommandEnd:
     """How a command ended."""
 
-    exit_status: int  # below 0: the number of the signal that ended it
-    left: int  # processes that it left behind, which were ended
-    stdout: str  # the end of it
+    exit_status: int  # negative: number of the signal that ended it
+    left: int  # remaining processes, which were ended
+    stdout: str  # the last part of it
     stderr: str
 
 
 class CommandLost(SandboxError):
-    """The first process of the jail is gone without a word; says nothing about the command."""
+    """The first process of the jail ended without a report, for which the command is not to blame."""
 
 
 def read_command(text: str, folder: str, *, memory_mb: int, confined: bool, option: str) -> Command:
@@ -84,7 +84,7 @@ def read_command(text: str, folder: str, *, memory_mb: int, confined: bool, opti
     if not program or not os.access(program, os.X_OK) or not Path(program).is_file():
         raise ConfigError(option, f"no program {first!r} in {where}", "give its path from --own-folder")
     if confined and where == "/":
-        raise ConfigError("--own-folder", "the command would see every file", "name a folder with the agent alone")
+        raise ConfigError("--own-folder", "the command would see every file", "give a folder with only the agent")
     trees = outermost([where, *_interpreter(Path(program))])
     return Command(
         argv=(program, *words[1:]),
@@ -96,7 +96,7 @@ def read_command(text: str, folder: str, *, memory_mb: int, confined: bool, opti
 
 
 def _interpreter(program: Path) -> list[str]:
-    """What a program needs to run: itself, or its virtual environment, and the Python that this rests on."""
+    """Folders that a program needs: itself or its virtual environment, and the base Python of that."""
     found, real = [str(program)], Path(os.path.realpath(program))
     settings = program.parent.parent / "pyvenv.cfg"
     if settings.is_file():
@@ -114,12 +114,12 @@ class RunningCommand:
     def __init__(
         self, channel: socket.socket, listener: socket.socket | None, streams: Sequence[asyncio.Task[str]]
     ) -> None:
-        self.listener = listener  # at the command's one address; None where it is not confined
+        self.listener = listener  # at the command's address; None if it is not confined
         self._channel = channel
         self._streams = streams
 
     async def end(self) -> CommandEnd:
-        """Wait for it. Raises `CommandLost`."""
+        """Wait for the command's end. Raises `CommandLost`."""
         said = await asyncio.get_running_loop().sock_recv(self._channel, 4096)
         await asyncio.wait(self._streams)  # unlike gather, leaves them running if this task is cancelled
         stdout, stderr = (stream.result() for stream in self._streams)
@@ -133,10 +133,10 @@ class RunningCommand:
 
 @asynccontextmanager
 async def running(command: Command, env: Mapping[str, str]) -> AsyncGenerator[RunningCommand]:
-    """Start a command; at the end of the block it has ended, with all its processes.
+    """Start a command; on exit, the command and all its processes are ended.
 
-    `env` is its whole environment beside PATH, HOME, TMPDIR and LANG; one that is not confined has ours too. Raises
-    `SandboxError` where it does not start.
+    `env`: its environment in addition to PATH, HOME, TMPDIR and LANG; an unconfined command has ours too. Raises
+    `SandboxError` if it does not start.
     """
     groups = find_groups(f"command-{os.getpid()}") if command.confined else None
     number = next(_NUMBERS)
@@ -172,7 +172,7 @@ async def running(command: Command, env: Mapping[str, str]) -> AsyncGenerator[Ru
             raise SandboxError(f"the command does not start: {error}") from error
         yield RunningCommand(ours, listener, streams)
     finally:
-        ours.close()  # ends it
+        ours.close()  # ends the command
         if listener is not None:
             listener.close()
         try:
@@ -184,7 +184,7 @@ async def running(command: Command, env: Mapping[str, str]) -> AsyncGenerator[Ru
 
 
 async def check_command(command: Command, option: str) -> None:
-    """Raises `ConfigError` where it cannot be isolated here, or cannot be read from inside."""
+    """Raise `ConfigError` if the command cannot be isolated here, or cannot be read inside its jail."""
     test = ("/bin/sh", "-c", 'test -r . && test -x "$0"', command.argv[0])
     try:
         async with running(replace(command, argv=test), {}) as probe:
@@ -227,7 +227,7 @@ def _order(command: Command, env: Mapping[str, str], number: int, groups: Groups
 
 
 async def _received(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """One message with its descriptors. Raises OSError."""
+    """Receive one message with its descriptors. Raises OSError."""
     ready = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().add_reader(channel.fileno(), lambda: ready.done() or ready.set_result(None))
     try:
@@ -238,7 +238,7 @@ async def _received(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
         asyncio.get_running_loop().remove_reader(channel.fileno())
     said, files, _, _ = socket.recv_fds(channel, 64 * 1024, 1)
     if not said:
-        raise OSError(errno.ECHILD, "its first process ended without a word")
+        raise OSError(errno.ECHILD, "its first process ended without a report")
     found: dict[str, Any] = {} if said == b"\0" else json.loads(said)
     if failed := found.get("failed"):
         raise OSError(errno.EPERM, failed)
@@ -246,7 +246,7 @@ async def _received(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Complete `work` although this task is cancelled, once or several times; then raises CancelledError."""
+    """Complete `work` even if this task is cancelled meanwhile; then raises CancelledError."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -277,7 +277,7 @@ async def _ended(launcher: asyncio.subprocess.Process, pidfd: int, streams: Sequ
 
 
 async def _gone(pidfd: int) -> None:
-    """Wait until a process has ended; one that does not is killed."""
+    """Wait until a process has ended; kill it after `GONE_S`."""
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
     loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
@@ -298,7 +298,7 @@ async def _end_of(stream: asyncio.StreamReader) -> str:
 
 
 async def forward(listener: socket.socket, port: int) -> asyncio.Server:
-    """Answer at a command's address by the server that listens at `port` of this machine's 127.0.0.1."""
+    """Forward connections from a command's address to `port` of this machine's 127.0.0.1."""
     busy = 0
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

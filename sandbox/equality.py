@@ -1,4 +1,4 @@
-"""Are two expressions equal? Decided by math-verify, in the sandbox, as trusted code."""
+"""Compares expressions with math-verify, which runs in the sandbox as trusted code."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,11 +20,10 @@ async def equal_expressions(
     *,
     limits: Limits = VERIFY_LIMITS,
 ) -> list[bool]:
-    """Whether the (answer, truth) of each pair are equal; what cannot be read is not. `run` runs a program.
+    """Whether answer and truth of each pair are equal; False if one cannot be parsed. `run` runs a program.
 
-    A single pair whose comparison uses all of its CPU time is not equal either: an answer that no computer algebra
-    system can simplify in time is a failure of the answer. Raises `JudgeError` where a comparison crashed or
-    waited, which says nothing of the answer, and as `run`.
+    A single pair whose comparison uses all of its CPU time is not equal: an answer that cannot be simplified in time
+    counts as wrong. Raises `JudgeError` if a comparison crashes or exceeds its wall time, and errors of `run`.
     """
     request = ExecutionRequest(code=CODE, stdin=json.dumps(list(pairs)), limits=limits, trusted=True)
     result = await run(request)

@@ -14,15 +14,15 @@ from sandbox.limits import MIB
 
 SCRATCH_BYTES = 64 * MIB
 SCRATCH_FILES = 4096
-FIRST_UID = 1_879_048_192  # far above what accounts and containers use
-MAX_THREADS = 64  # processes of a program that may have any, too
+FIRST_UID = 1_879_048_192  # far above the uids of accounts and containers
+MAX_THREADS = 64  # also the limit of processes for programs that may start any
 
 
 class IsolationLevel(StrEnum):
     """How a program is isolated from the machine."""
 
-    NAMESPACES = "namespaces"  # own namespaces and private root, seccomp, rlimits
-    LANDLOCK = "landlock"  # Landlock, seccomp, rlimits, another uid where we are root
+    NAMESPACES = "namespaces"  # separate namespaces, private root, seccomp, rlimits
+    LANDLOCK = "landlock"  # Landlock, seccomp, rlimits; a separate uid if we are root
     PROCESS = "process"  # rlimits only: for trusted code
 
 
@@ -35,11 +35,11 @@ def levels_of(config: SandboxConfig) -> tuple[IsolationLevel, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationReport:
-    """The level that a pool achieved, with the evidence."""
+    """The isolation level of a pool, with evidence."""
 
     level: IsolationLevel
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])  # as the first cell reported them
-    contained: int = 0  # probes of the self-test that were refused, all of them
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])  # reported by the first cell
+    contained: int = 0  # number of probes in the self-test, all of which were refused
 
 
 def interpreter_trees() -> list[str]:
@@ -51,7 +51,7 @@ def interpreter_trees() -> list[str]:
 
 
 def program_path() -> list[str]:
-    """`sys.path` for programs: the standard library and what is installed, not where we are."""
+    """`sys.path` for programs: the standard library and installed packages, without the current folder."""
     paths = sysconfig.get_paths()
     archive = f"{sys.base_prefix}/lib/python{sys.version_info[0]}{sys.version_info[1]}.zip"
     dynamic = os.path.join(paths["platstdlib"].replace(sys.prefix, sys.base_prefix), "lib-dynload")  # noqa: PTH118
@@ -60,7 +60,7 @@ def program_path() -> list[str]:
 
 
 def jail_spec(level: IsolationLevel) -> JailSpec:
-    """What a pool at `level` builds its cells from."""
+    """The specification of a pool's jails at `level`."""
     return JailSpec(
         level=str(level),
         trees=interpreter_trees(),
@@ -73,17 +73,17 @@ def jail_spec(level: IsolationLevel) -> JailSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What this kernel, container or machine reports about namespaces; empty where unknown."""
+    """Facts of this kernel, container or machine about namespaces; empty if unknown."""
 
-    seccomp: str = ""  # 2: a seccomp filter from outside applies
+    seccomp: str = ""  # 2: an outer seccomp filter applies
     apparmor: str = ""  # the AppArmor profile that applies
     most_user_namespaces: str = ""
-    restricted_by_apparmor: str = ""  # 1: only programs with their own profile
-    unprivileged: str = ""  # 0: an old switch of Debian's: only root may
+    restricted_by_apparmor: str = ""  # 1: only programs with an AppArmor profile
+    unprivileged: str = ""  # 0: only root (an old setting of Debian)
 
 
 def read_host() -> Host:
-    """The host facts of this machine."""
+    """Read the facts of this machine."""
     status = _text("/proc/self/status").splitlines()
     profile = _text("/proc/self/attr/current").rstrip("\0")
     return Host(
@@ -113,7 +113,7 @@ def obstacles(host: Host) -> list[str]:
     if host.restricted_by_apparmor == "1":
         found.append("AppArmor: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 on the host")
     if host.unprivileged == "0":
-        found.append("namespaces are for root alone: sysctl -w kernel.unprivileged_userns_clone=1 on the host")
+        found.append("only root may create namespaces: sysctl -w kernel.unprivileged_userns_clone=1 on the host")
     return found
 
 
@@ -129,10 +129,10 @@ def fix_for(level: IsolationLevel, host: Host) -> str:
 
 
 INTERPRETER_HINT = "Hint: let this user read and execute that file, and enter every directory above it"
-# No level below is tried then: nobody has refused the one asked for.
+# After a slow start no lower level is tried, because the requested level was not refused.
 SLOW_HINT = (
-    "Nothing was refused: the machine gave it too little time or memory. Try again with less beside it; if that does "
-    "not help, see what hangs among the processes of this interpreter"
+    "Nothing was refused: the machine has too little CPU time or memory. Try again with less load; if that does not "
+    "help, look for hanging processes of this interpreter"
 )
 
 

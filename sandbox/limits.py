@@ -18,18 +18,17 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one call; `program_limits` makes those of a run, `standard_limits` what holds where none are named.
+    """Limits of one call; see `program_limits` for those of a run, `standard_limits` for the defaults.
 
-    A program times out once it has used `cpu_s` of CPU time (all threads), or when
-    `wall_s` have passed on the clock since it started; waiting in a queue counts for neither.
-    So on a busy machine a working program is judged by its work, while a sleeping one still ends.
+    A program times out after `cpu_s` of CPU time (all threads), or `wall_s` after its start; waiting in a queue counts
+    for neither. So a busy machine does not time out a working program early, and a sleeping program still ends.
     """
 
     cpu_s: float
     wall_s: float
-    memory_bytes: int  # address space on top of the warm interpreter, with what the program still imports
-    stdout_chars: int  # kept of stdout (and of the last expression's value); the middle goes
-    stderr_chars: int  # kept of stderr; the end is worth more and keeps three quarters
+    memory_bytes: int  # address space beyond that of the warm interpreter, including the program's imports
+    stdout_chars: int  # kept of stdout (and of the last expression's value); the middle is removed
+    stderr_chars: int  # kept of stderr; three quarters from its end, which is more useful
     output_bytes: int  # more than this on either stream ends the program
 
     def __post_init__(self) -> None:
@@ -45,17 +44,17 @@ class Limits:
             whole = not field.endswith("_s")
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 raise ValueError(f"limits.{field}: expected a number, got {type(value).__name__}")
-            if not low <= value <= high:  # as NaN is, too
+            if not low <= value <= high:  # true for NaN too
                 shown = value if value != value or abs(value) < 1 << 64 else "a huge number"
                 raise ValueError(f"limits.{field}: {shown} is outside {low} to {high}")
 
     def above(self, ceilings: "Limits") -> str:
-        """The first field that exceeds `ceilings`; empty without one."""
+        """The first field that exceeds `ceilings`; empty if there is none."""
         return next((each.name for each in fields(self) if getattr(self, each.name) > getattr(ceilings, each.name)), "")
 
 
 def program_limits(config: SandboxConfig) -> Limits:
-    """Of the model's programs; by default those of the paper's released code (arXiv:2508.20722), but for the clock."""
+    """Limits of the model's programs; defaults of the paper's released code (arXiv:2508.20722), except wall time."""
     return Limits(
         cpu_s=config.time_limit_s,
         wall_s=config.wall_s,
@@ -67,13 +66,13 @@ def program_limits(config: SandboxConfig) -> Limits:
 
 
 def tool_limits(limits: Limits, deadline_s: float, max_chars: int) -> Limits:
-    """Of a program that is a tool, with a separate deadline and cap."""
+    """Limits of a program that is a tool, with a separate deadline and cap."""
     wall_s = deadline_s + TOOL_ROOM_S
     return replace(limits, cpu_s=deadline_s, wall_s=wall_s, stdout_chars=max_chars, stderr_chars=max_chars)
 
 
 def patience_s(limits: Limits, usual_s: float) -> float:
-    """How long to wait for a program where so long is usual: one that may take more ends by its own limit."""
+    """Seconds to wait for a program: `usual_s`, or more if its wall limit needs it."""
     return max(usual_s, limits.wall_s * CALL_ROOM)
 
 
@@ -82,7 +81,7 @@ def standard_limits() -> Limits:
     return program_limits(SandboxConfig())
 
 
-# What a client of the HTTP face may ask for at most, unless the server's owner says otherwise.
+# Highest limits that a client of the HTTP server may request, unless the server has other settings.
 CEILINGS = Limits(
     cpu_s=60.0,
     wall_s=120.0,

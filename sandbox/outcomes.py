@@ -1,4 +1,4 @@
-"""From what a cell saw to the result a caller gets, and to what the model reads of it."""
+"""Turns a cell's report into the caller's result, and into the text that the model reads."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ TREE_OUT_OF_MEMORY = "asked for more memory, with all its processes and files, t
 
 
 def kept_bytes(chars: int, head_share: float) -> tuple[int, int]:
-    """How many bytes of both ends of a stream hold `chars` characters in any case."""
+    """Bytes of both ends of a stream that contain `chars` characters in any encoding of them."""
     head, tail = cut.head_and_tail(chars, head_share)
     return 4 * head, 4 * tail
 
 
 def read_result(request: ExecutionRequest, data: memoryview) -> ExecutionResult:
-    """Decode a RESULT message. Raises struct.error or ValueError where it is malformed."""
+    """Decode a RESULT message. Raises struct.error or ValueError if it is malformed."""
     seen = wire.unpack_result(data)
     parts: list[bytes] = []
     at = wire.RESULT_BYTES
@@ -60,12 +60,12 @@ def read_result(request: ExecutionRequest, data: memoryview) -> ExecutionResult:
 
 
 def judge(seen: wire.Result, cpu_s: float) -> tuple[Outcome, str]:
-    """The outcome, from the wait status and the bound that was crossed, if one was; `cpu_s` is that of CPU time."""
+    """The outcome and its reason, from the wait status and the exceeded limit; `cpu_s`: the CPU time limit."""
     if os.WIFSIGNALED(seen.wait_status):
         number = os.WTERMSIG(seen.wait_status)
         if number == signal.SIGKILL and seen.ended_for in _REASONS:
             return _REASONS[seen.ended_for]
-        if number == signal.SIGXCPU and seen.cpu_s >= 0.9 * cpu_s:  # a program can send it to itself, too
+        if number == signal.SIGXCPU and seen.cpu_s >= 0.9 * cpu_s:  # the program may also have sent it to itself
             return _REASONS[wire.CPU_TIME]
         return Outcome.KILLED, f"ended by {_signal_name(number)}"
     if os.waitstatus_to_exitcode(seen.wait_status) == 0:
@@ -83,7 +83,7 @@ def _signal_name(number: int) -> str:
 
 
 def _value(data: bytes, claimed: int, limit: int) -> tuple[str, int]:
-    """The last expression's text and how many characters it lacks; a program may have forged both."""
+    """The last expression's text and its number of missing characters; a program may forge both."""
     text = data.decode("utf-8", "replace")
     mark = cut.mark(claimed)
     if mark in text and len(text) <= limit + len(mark):
@@ -98,7 +98,7 @@ def _text(head: bytes, tail: bytes, total_chars: int, limit: int, head_share: fl
 
 
 def tool_text(result: ExecutionResult) -> str:
-    """Render a result: what was printed, else the last expression's value; errors with their traceback."""
+    """The text of a result: its output, otherwise the last expression's value; errors with their traceback."""
     parts = [text for text in (result.stdout or result.value, _trouble(result)) if text]
     return "\n".join(part.strip("\n") for part in parts)
 

@@ -1,10 +1,10 @@
-"""The pool: programs in, results out; everything between is supervised.
+"""A pool of isolated processes that run programs.
 
     async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.run(ExecutionRequest(code="1 + 1"))
 
-One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`;
-a call whose cell dies is given to another. A program may therefore run twice, but has one result.
+One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`. A call whose cell dies
+is repeated in another cell, so a program may run twice, but has one result.
 """
 
 import asyncio
@@ -62,11 +62,11 @@ class SandboxPool:
         levels: Sequence[IsolationLevel] = (),
         python: str = sys.executable,
     ) -> None:
-        """`levels` are tried in this order, by default those that the settings accept. `python` runs the programs."""
+        """`levels`: tried in this order; default: those of the settings. `python`: interpreter of the programs."""
         self.config = config
         self._levels = tuple(levels) or levels_of(config)
         self._python = python
-        self._groups = groups  # None: those that this process was given to make, if it was
+        self._groups = groups  # None: use groups that are delegated to this process
         self._slots = self.config.slots or len(os.sched_getaffinity(0))
         self._level = self._levels[0]
         self._report: IsolationReport | None = None
@@ -95,15 +95,15 @@ class SandboxPool:
 
     @property
     def report(self) -> IsolationReport:
-        """The isolation achieved; only after `start`."""
+        """The level of isolation; only after `start`."""
         if self._report is None:
             raise SandboxClosed("the pool has not started")
         return self._report
 
     async def start(self) -> IsolationReport:
-        """Start servers and cells and test the jail; returns what was achieved.
+        """Start servers and cells and test the jail; returns the level of isolation.
 
-        Raises SandboxError, with the reason and a fix, where the required level does not work.
+        Raises SandboxError, with the reason and a fix, if no accepted level works.
         """
         workspaces = self._workspaces = Workspaces(self._groups)
         declined: list[str] = []
@@ -130,7 +130,7 @@ class SandboxPool:
         raise SandboxError(f"{problem} The best level that works here is {best}.")
 
     async def _best_below(self, level: IsolationLevel, workspaces: Workspaces) -> IsolationLevel:
-        """The best working level below one that does not work, started and stopped for the test."""
+        """The best working level below one that does not work; tested by a start."""
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
         try:
@@ -146,7 +146,7 @@ class SandboxPool:
         return self._worker_groups
 
     async def _try_level(self, groups: WorkerGroups, workspaces: Workspaces) -> IsolationReport:
-        """Bring up the lean server and attack its jail. Raises SandboxError with the reason."""
+        """Start the lean server and attack its jail. Raises SandboxError with the reason."""
         first = await groups.first_cell()
         self._open = True
         facts = {"cgroup": workspaces.groups.description} | first.facts
@@ -155,7 +155,7 @@ class SandboxPool:
         return IsolationReport(level=groups.level, facts=facts, contained=await attack(self.run))
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Take no more calls, wait up to `drain_s` for those accepted, end everything."""
+        """Refuse new calls, wait up to `drain_s` for accepted ones, end all processes."""
         self._open = False
         if drain_s > 0 and (self._running or self._waiting.calls):
             self._idle_event.clear()
@@ -197,7 +197,7 @@ class SandboxPool:
     def submit(
         self, request: ExecutionRequest, caller: str = "", *, deadline_s: float | None = None
     ) -> asyncio.Future[ExecutionResult]:
-        """As `run`, without a coroutine: returns a future that may be cancelled. Raises as `run`."""
+        """Like `run`, but returns a future, which may be cancelled. Raises like `run`."""
         if not self._open or self._worker_groups is None:
             raise SandboxClosed("the pool is closed")
         if full := self._waiting.refusal(request, self.config.max_waiting):
@@ -227,13 +227,13 @@ class SandboxPool:
         return answer
 
     def _settle(self, call: Call, timer: asyncio.TimerHandle) -> None:
-        """However the call ended, its program ends too."""
+        """End the program of a call that has ended for any reason."""
         timer.cancel()
         if call.cell is not None:
-            call.cell.say(wire.CANCEL)  # its result has no caller any more
+            call.cell.say(wire.CANCEL)  # nothing waits for its result
         elif call.started_at == 0.0:
             self._waiting.leave(call)
-        call.request = NOTHING  # it may stand in a queue for a while yet
+        call.request = NOTHING  # frees its text: the call may stay in a queue for a while
         self._note_idle()
 
     def _fail(self, call: Call, error: SandboxError) -> None:
@@ -260,7 +260,7 @@ class SandboxPool:
             assert self._worker_groups is not None
             self._worker_groups.lose(group, cell, "it takes no program")
 
-    # What the groups tell
+    # Events of the groups
 
     def cells_are_idle(self) -> None:
         """Give waiting calls, the oldest first, to idle cells."""
@@ -274,7 +274,7 @@ class SandboxPool:
                 self._give(group, group.idle.pop(), call)
 
     def program_ended(self, group: WorkerGroup, cell: WorkerHandle, payload: memoryview) -> None:
-        """A cell reports how its program ended."""
+        """Process a cell's report of a program's end."""
         assert self._worker_groups is not None
         call = cell.call
         try:
@@ -307,7 +307,7 @@ class SandboxPool:
         self._note_idle()
 
     def call_lost_its_cell(self, group: WorkerGroup, call: Call) -> None:
-        """Give the call to another cell, as often as the configuration says."""
+        """Give the call to another cell, up to the configured number of attempts."""
         self._running -= 1
         if call.answer.done():
             pass
@@ -319,7 +319,7 @@ class SandboxPool:
         self._note_idle()
 
     def no_server(self, group: WorkerGroup) -> None:
-        """Nobody can run what waits for this group."""
+        """Fail the calls that wait for a group without a server."""
         while group.queue:
             self._fail(group.queue.pop(), SandboxError(f"no {group.name} server: {group.reason}"))
 
@@ -331,7 +331,7 @@ class SandboxPool:
 
     @property
     def server_ids(self) -> tuple[int, ...]:
-        """The processes of the warm servers, by their ids."""
+        """Process ids of the warm servers."""
         groups = self._worker_groups.everyone() if self._worker_groups is not None else []
         return tuple(group.server.pid for group in groups if group.server is not None)
 

@@ -1,4 +1,4 @@
-"""A sandbox pool's statistics, their exported names, and in a line what it has lost."""
+"""A sandbox pool's statistics, their exported names, and a log line about lost processes."""
 
 from dataclasses import dataclass, field
 
@@ -10,28 +10,28 @@ DECLARED = tuple(metric for metric in PROCESS_METRICS if metric.group == "sandbo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """What a pool has done since it started."""
+    """Statistics of a pool since its start."""
 
     level: str
     slots: int
     running: int
     waiting: int  # calls in the queue
     accepted: int
-    refused: int  # for want of room
+    refused: int  # because the queue was full
     finished: dict[str, int] = field(default_factory=dict[str, int])  # results by outcome
     failed: int  # calls that ended in a SandboxError
     retried: int  # programs given to a second cell
-    cells_replaced: int  # by age, or because a program left something in its folder
-    cells_lost: int  # died or wedged
+    cells_replaced: int  # for age, or because a program left files in its folder
+    cells_lost: int  # died or stuck
     servers_lost: int
-    waiting_s: float  # summed over calls: accepted to started
-    running_s: float  # summed: started to finished
+    waiting_s: float  # sum over calls: accepted to started
+    running_s: float  # sum over calls: started to finished
     timed_out_s: float  # the part of running_s that went to time-outs
-    servers_memory_bytes: int  # peak resident, all warm servers
+    servers_memory_bytes: int  # peak resident memory of all warm servers
 
 
 def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]:
-    """Every declared metric with its value and the labels beside `executor`."""
+    """Every declared metric with its value and its labels except `executor`."""
     by_outcome = "rstar_sandbox_calls_total"
     values = {
         "rstar_sandbox_accepted_total": stats.accepted,
@@ -59,7 +59,7 @@ def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]
 
 
 def lost_since(before: PoolStats | None, now: PoolStats) -> tuple[str, ...]:
-    """A line for what of a pool has died or was killed meanwhile, or none; others are in their place."""
+    """A log line about processes that have died or were killed and replaced since; empty if there are none."""
     servers = now.servers_lost - (before.servers_lost if before else 0)
     cells = now.cells_lost - (before.cells_lost if before else 0)
     lost = [f"{count} {what}" for count, what in ((servers, "warm servers"), (cells, "cells")) if count]

@@ -1,4 +1,4 @@
-"""The pool's handles on its processes: warm servers and cells, each behind a non-blocking channel."""
+"""The pool's handles for its processes, warm servers and cells, each with a non-blocking channel."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ from sandbox.jail import wire
 from sandbox.jail.build import JailSpec
 
 ROOT = str(Path(__file__).resolve().parent.parent)
-MAX_INLINE_BYTES = 32 * 1024  # always fits an empty channel; longer payloads go in sealed files
+MAX_INLINE_BYTES = 32 * 1024  # always fits into an empty channel; longer payloads are sent in sealed files
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF
 _BOOT = (
     "import sys,socket,json;c=socket.socket(fileno=int(sys.argv[1]));f=c.makefile('rb');g=json.loads(f.readline());"
     "sys.path.insert(0,g['root']);from sandbox.jail import fork_server as s;s.forget_paths();f.detach() and s.main(c,g)"
 )
-# Nothing else: the server's own environment may hold secrets, and programs see this one.
+# The whole environment: programs can read it, and ours may contain secrets.
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "USER": "tool",
-    "PYTHONHASHSEED": "0",  # same program, same order of its sets
+    "PYTHONHASHSEED": "0",  # makes the order of sets reproducible
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 
 
 class Channel:
-    """One end of a socket pair, read by the event loop and cut into messages."""
+    """One end of a socket pair; the event loop reads it and splits it into messages."""
 
     def __init__(self, on_message: Callable[[int, memoryview], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -51,15 +51,15 @@ class Channel:
         self._filled = 0
         self._wants_pidfd = False
         self.pidfd = -1
-        self._noted_runs: int | None = None  # when its silence was first suspected
+        self._noted_runs: int | None = None  # number of runs when its silence was first suspicious
         self._loop.add_reader(self.ours.fileno(), self._read)
 
     def expect_pidfd(self) -> None:
-        """The first byte to come carries a descriptor of the process on the other side."""
+        """Expect a descriptor of the other process with the first byte."""
         self._wants_pidfd = True
 
     def hand_over(self) -> None:
-        """Forget the other end once a process has it."""
+        """Close the other end after a process has received it."""
         self.theirs.close()
 
     def _read(self) -> None:
@@ -87,7 +87,7 @@ class Channel:
         if files:
             self.pidfd = files[0]
             return -1
-        self._buffer[:1] = data  # it failed before it had a process to tell of
+        self._buffer[:1] = data  # it failed before there was a process
         return 1
 
     def _cut_messages(self) -> None:
@@ -120,7 +120,7 @@ class Channel:
         self._on_end()
 
     def wants_to_run(self) -> bool:
-        """True where the process waits for a core or a page, or we cannot look: its silence is not its fault."""
+        """Whether the process waits for a core or a page, which explains its silence; True if /proc cannot be read."""
         try:
             return _stat_of(self._pid())[0] in "RD"
         except OSError as error:
@@ -129,23 +129,23 @@ class Channel:
             return False
 
     def suspect(self) -> None:
-        """Note how often the process has run, unless it is noted."""
+        """Record how often the process has run, unless it is recorded already."""
         if self._noted_runs is None:
             self._noted_runs = self._runs()
 
     def trust(self) -> None:
-        """It has spoken, or nothing has been due until now."""
+        """Clear the suspicion: a message has arrived, or none was due until now."""
         self._noted_runs = None
 
     def has_run(self) -> bool:
-        """True where it has since `suspect`, or was not suspected: then it is from now on."""
+        """Whether the process has run since `suspect`; calls `suspect` and returns True if it was not called before."""
         if self._noted_runs is None:
             self.suspect()
             return True
         return self._runs() != self._noted_runs
 
     def _runs(self) -> int:
-        """How often a core was taken from it, or given up by it; -1 where /proc does not tell."""
+        """Number of context switches of the process; -1 if /proc cannot be read."""
         try:
             status = Path(f"/proc/{self._pid()}/status").read_text("utf-8", "replace")
         except (OSError, StopIteration, IndexError):
@@ -153,14 +153,14 @@ class Channel:
         return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches:" in line)
 
     def has_spoken(self) -> bool:
-        """True where something has come that we have not read yet."""
+        """Whether unread data has arrived."""
         try:
             return bool(self.ours.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     def num_threads_below(self) -> int:
-        """Threads of the process's own child, the program; 0 where it has none or /proc does not tell."""
+        """Threads of the process's child, the program; 0 if there is none or /proc cannot be read."""
         try:
             pid = self._pid()
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
@@ -173,14 +173,14 @@ class Channel:
         return next(line.split()[1] for line in about.splitlines() if line.startswith("Pid:"))
 
     def close(self) -> None:
-        """Release the process; it ends when it notices."""
+        """Close the channel; the process then ends itself."""
         if self.ours.fileno() >= 0:
             self._loop.remove_reader(self.ours.fileno())
             self.ours.close()
         self.theirs.close()
 
     def kill(self) -> None:
-        """End the process whatever state it is in, and close."""
+        """Kill the process and close the channel."""
         if self.pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -190,7 +190,7 @@ class Channel:
 
 
 def _stat_of(pid: str) -> list[str]:
-    """The fields of /proc/PID/stat behind the name: state, parent ..."""
+    """The fields of /proc/PID/stat after the name: state, parent ..."""
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()
 
 
@@ -213,14 +213,14 @@ class ForkServer:
         self.memory_bytes = 0
         self._on_ready = on_ready
         self._on_end = on_end
-        self._reason = "it ended without a word"
+        self._reason = "it ended without a report"
         self.channel = Channel(self._hear, self._ended)
         number = self.channel.theirs.fileno()
         try:
             self._process = self._start(python, number)
             self.channel.pidfd = os.pidfd_open(self._process.pid)
         except OSError:
-            self.channel.close()  # then it ends, if it had begun
+            self.channel.close()  # ends the process, if it has started
             raise
         self.channel.hand_over()
         config: dict[str, Any] = {
@@ -229,7 +229,7 @@ class ForkServer:
             "sys_path": sys_path,
             "jail": spec._asdict(),
         }
-        with contextlib.suppress(OSError):  # it is gone already; the channel tells
+        with contextlib.suppress(OSError):  # it has ended already, which the channel reports
             self.channel.ours.send(json.dumps(config).encode() + b"\n")
 
     @staticmethod
@@ -250,7 +250,7 @@ class ForkServer:
         return self._process.pid
 
     def fork_cell(self, number: int, home: str, group: str, channel: Channel) -> None:
-        """Ask for one more cell on the other end of `channel`. Raises OSError."""
+        """Request a new cell at the other end of `channel`. Raises OSError."""
         order = json.dumps({"number": number, "home": home, "group": group}).encode()
         channel.expect_pidfd()
         socket.send_fds(self.channel.ours, [order], [channel.theirs.fileno()])
@@ -278,14 +278,14 @@ class ForkServer:
         self._on_end(self._reason)
 
     def kill(self) -> None:
-        """End it; its cells live on until they are released."""
+        """Kill the server; its cells continue until they are released."""
         self.channel.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
 
 
 class WorkerHandle:
-    """One cell as the pool sees it."""
+    """The pool's handle of one cell."""
 
     def __init__(
         self, number: int, preload_set: str, on_event: Callable[["WorkerHandle", int, memoryview], None]
@@ -295,7 +295,7 @@ class WorkerHandle:
         self.ready = False
         self.pinged = False
         self.calls = 0
-        self.call: Any = None  # what it works on; the pool's own record
+        self.call: Any = None  # the pool's record of its current call
         self.failure = ""
         self.facts: dict[str, Any] = {}
         self.last_heard = asyncio.get_running_loop().time()
@@ -319,7 +319,7 @@ class WorkerHandle:
         self._on_event(self, wire.FAILED, memoryview(b""))
 
     def send(self, call: wire.CallHeader, code: bytes, stdin: bytes) -> None:
-        """Give an idle cell a program. Raises OSError where the cell does not take it."""
+        """Send a program to an idle cell. Raises OSError if the cell does not accept it."""
         self.channel.trust()
         files: list[int] = []
         try:
@@ -342,7 +342,7 @@ class WorkerHandle:
             raise BlockingIOError("the cell does not read")
 
     def ping(self) -> None:
-        """Ask whether it lives."""
+        """Request a sign of life."""
         self.pinged = True
         self.channel.trust()
         self.say(wire.PING)
@@ -354,7 +354,7 @@ class WorkerHandle:
 
 
 def sealed_file(data: bytes) -> int:
-    """A descriptor of a file in memory that nobody can change any more, at its beginning."""
+    """A descriptor of an immutable file in memory, positioned at its start."""
     descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)

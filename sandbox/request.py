@@ -1,4 +1,4 @@
-"""What goes into the sandbox and what comes out."""
+"""A request to the sandbox, and its result."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from rstar_ray.outcome import Outcome
 from sandbox.limits import MIB, Limits, standard_limits
 
-MAX_CODE_CHARS = MIB  # a longer source is refused with `invalid`: its syntax tree alone would not fit
+MAX_CODE_CHARS = MIB  # a longer source is `invalid`, because its syntax tree would exceed the memory
 MAX_STDIN_CHARS = 64 * MIB
 
 Language = Literal["python", "cpp"]
@@ -14,7 +14,7 @@ Language = Literal["python", "cpp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionRequest:
-    """One program to run. Any string is acceptable code: what cannot run gives an outcome.
+    """One program to run. Any string is accepted as code; code that cannot run gives an outcome.
 
     Raises ValueError, naming the field, for values of a wrong type or beyond all bounds.
     """
@@ -22,10 +22,10 @@ class ExecutionRequest:
     code: str
     stdin: str | bytes = ""
     limits: Limits = field(default_factory=standard_limits)
-    call_id: str = ""  # the caller's own; comes back in the result
+    call_id: str = ""  # chosen by the caller; returned in the result
     language: Language = "python"
-    seed: int | None = None  # None: the program's generators start from the kernel's entropy
-    trusted: bool = False  # our own code (answer checking): its warm server has our libraries
+    seed: int | None = None  # None: the program's generators are seeded by the kernel
+    trusted: bool = False  # our code (answer checking): runs in a warm server with our libraries
 
     def __post_init__(self) -> None:
         if not isinstance(self.code, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -46,7 +46,7 @@ class ExecutionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
-    """How one program ended, as the kernel and our own clock saw it.
+    """How one program ended, according to the kernel and our clock.
 
     Texts hold at most the limit's characters plus a mark that says how many are missing; bytes
     that are not UTF-8 became U+FFFD.
@@ -55,13 +55,13 @@ class ExecutionResult:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    value: str = ""  # the last expression as IPython shows it; only where nothing was printed
-    exit_status: int | None = None  # None where a signal ended the program
+    value: str = ""  # the last expression as IPython shows it, if nothing was printed
+    exit_status: int | None = None  # None if a signal ended the program
     signal: int | None = None
-    reason: str = ""  # which bound was crossed, for people; empty where none was
-    wall_s: float = 0.0  # from fork to the end, without any queue
+    reason: str = ""  # the exceeded limit, in words; empty if there is none
+    wall_s: float = 0.0  # from fork to the end, without waiting in a queue
     cpu_s: float = 0.0  # user and system time of the program and its children
-    peak_memory_bytes: int = 0  # resident, the warm interpreter's own pages included
+    peak_memory_bytes: int = 0  # resident, including the warm interpreter's pages
     stdout_cut_chars: int = 0
     stderr_cut_chars: int = 0
     value_cut_chars: int = 0

@@ -1,4 +1,4 @@
-"""What every pool tries against its own jail before it takes a call."""
+"""Attacks that every pool runs against its jail before it accepts calls."""
 
 import ast
 from collections.abc import Awaitable, Callable
@@ -58,9 +58,9 @@ print((tried, escaped))
 
 
 async def attack(run: Callable[..., Awaitable[ExecutionResult]]) -> int:
-    """Run the probes by `run` of a pool; returns how many were refused, all of them.
+    """Run the probes with a pool's `run`; returns their number if all were refused.
 
-    Raises SandboxError, and of its kinds SandboxSlow for want of time.
+    Raises SandboxError; SandboxSlow if the time was too short.
     """
     try:
         result = await run(ExecutionRequest(code=PROBES), "self-test", deadline_s=TEST_S)
@@ -70,12 +70,12 @@ async def attack(run: Callable[..., Awaitable[ExecutionResult]]) -> int:
         raise SandboxSlow(f"the self-test {result.reason}")
     contained, escaped = read_probes(result)
     if escaped:
-        raise SandboxError(f"the self-test got through with {', '.join(escaped)}")
+        raise SandboxError(f"attacks of the self-test succeeded: {', '.join(escaped)}")
     return contained
 
 
 def read_probes(result: ExecutionResult) -> tuple[int, list[str]]:
-    """How many attacks were tried, and the names of those that worked."""
+    """Number of attacks, and the names of those that succeeded."""
     try:
         tried, escaped = ast.literal_eval(result.stdout)
     except (SyntaxError, ValueError, TypeError):

@@ -1,20 +1,20 @@
-"""When a process that says nothing is given up: the rules, without a clock or a process."""
+"""Rules for when a silent process is given up; pure functions without a clock."""
 
 from enum import Enum
 
 from sandbox.processes import Channel
 
 TICK_S = 0.25
-SUSPECT_S = 1.0  # after so long it is noted how often a silent process has run
-SILENCE_S = 1.5  # a process that says nothing for so long, although asked, is wedged ...
-STARVING_S = 15.0  # ... unless it has run since, or is ready to, and merely gets too little of a core
+SUSPECT_S = 1.0  # silence after which the number of a process's runs is recorded
+SILENCE_S = 1.5  # a process that does not answer for this long is stuck ...
+STARVING_S = 15.0  # ... unless it has run since or is runnable, and only lacks CPU time
 PING_AFTER_S = 0.5
-START_S = 60.0  # for a warm server to import everything on a busy machine
+START_S = 60.0  # for the imports of a warm server on a busy machine
 CELL_START_S = 10.0
 
 
 class ProcessHealth(Enum):
-    """What to do about a process."""
+    """Action for a process."""
 
     HEALTHY = "nothing"
     PING = "ask it whether it lives"
@@ -24,12 +24,12 @@ class ProcessHealth(Enum):
 
 
 def overslept(since_last_tick_s: float) -> bool:
-    """True where the supervisor itself did not run: then nobody's silence counts."""
+    """Whether the supervisor itself was delayed, so that no silence counts."""
     return since_last_tick_s > 4 * TICK_S
 
 
 def on_cell(silent_s: float, *, ready: bool, busy: bool, pinged: bool) -> ProcessHealth:
-    """What the silence of a cell means; a busy one reports unasked."""
+    """Action for a silent cell; a busy cell reports without a ping."""
     if not ready:
         return ProcessHealth.LOST if silent_s > CELL_START_S else ProcessHealth.HEALTHY
     if busy or pinged:
@@ -38,7 +38,7 @@ def on_cell(silent_s: float, *, ready: bool, busy: bool, pinged: bool) -> Proces
 
 
 def on_server(silent_s: float, *, ready: bool, pinged: bool) -> ProcessHealth:
-    """What the silence of a warm server means; while it starts it imports, which takes its time."""
+    """Action for a silent warm server; during its start, imports take long."""
     if not ready:
         return ProcessHealth.LOST if silent_s > START_S else ProcessHealth.HEALTHY
     if pinged:
@@ -47,11 +47,11 @@ def on_server(silent_s: float, *, ready: bool, pinged: bool) -> ProcessHealth:
 
 
 def is_lost(verdict: ProcessHealth, process: Channel) -> bool:
-    """Whether to end a process, after a look at it where the verdict asks for one.
+    """Whether to end a process; looks at the process if the verdict is LOOK.
 
-    One that has run since it was suspected is alive: after a second without a core it may be asleep for a moment,
-    waiting for its program, when we look. What we have not read yet is looked for last: while we waited for a core
-    ourselves, it may have run, spoken and gone to sleep again.
+    A process that has run since it was suspected is alive: after a second without a core it may sleep, waiting for its
+    program, when we look. Unread data is checked last: while we waited for a core, the process may have run, answered
+    and gone to sleep again.
     """
     if verdict is ProcessHealth.LOOK and (process.wants_to_run() or process.has_run()):
         return False

@@ -1,4 +1,4 @@
-"""Warm servers and their cells: as many as are wanted, replaced when they age, die or fall silent."""
+"""Keeps the wanted number of warm servers and cells; replaces them when they age, die or stop answering."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from sandbox.processes import ForkServer, WorkerHandle
 from sandbox.supervision import ProcessHealth
 from sandbox.workspaces import Workspaces
 
-MAX_FAILURES = 3  # of one kind of server in a row, or of its cells
+MAX_FAILURES = 3  # in a row, of one kind of server or of its cells
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerGroup:
-    """One kind of warm server, its cells and the calls that want them."""
+    """One kind of warm server, its cells, and the calls that wait for them."""
 
     name: str
     server: ForkServer | None = None
@@ -34,7 +34,7 @@ class WorkerGroup:
     reason: str = ""  # of the last failure
     interpreter_fails: bool = False
     cell_failures: int = 0
-    forked: int = 0  # cells of the present server
+    forked: int = 0  # cells forked by the current server
     cells: set[WorkerHandle] = field(default_factory=set[WorkerHandle])
     idle: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
     queue: FairQueue[Call] = field(default_factory=FairQueue[Call])
@@ -45,7 +45,7 @@ class WorkerGroup:
 
 
 class Dispatch(Protocol):
-    """The pool as its worker groups see it."""
+    """The pool's interface for its worker groups."""
 
     def cells_are_idle(self) -> None: ...
 
@@ -77,13 +77,13 @@ class WorkerGroups:
         self._wanted = slots + config.spare_cells
         self._workspaces = workspaces
         self._groups: dict[str, WorkerGroup] = {}
-        self._instead: dict[str, str] = {}  # preload sets that cannot be had, and what serves for them
+        self._instead: dict[str, str] = {}  # substitutes for unavailable preload sets
         self._open = True
-        # Threads are counted by uid; where that is the whole account's, only looking bounds them.
+        # The kernel counts threads by uid; if programs share the account's uid, they are bounded only by supervision.
         self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0
 
     def __getitem__(self, preload_set: str) -> WorkerGroup:
-        """The group of a preload set, started when first asked for."""
+        """The group of a preload set; started at the first request."""
         if preload_set not in self._config.warm and preload_set != preload.VERIFY:
             preload_set = preload.LEAN
         preload_set = self._instead.get(preload_set, preload_set)
@@ -98,9 +98,9 @@ class WorkerGroups:
         return list(self._groups.values())
 
     async def first_cell(self) -> WorkerHandle:
-        """A cell of the lean server, once one is ready.
+        """Wait for a ready cell of the lean server.
 
-        Raises SandboxError; of its kinds SandboxSlow for want of time, and InterpreterFailed.
+        Raises SandboxError; SandboxSlow if the time was too short, InterpreterFailed if the interpreter does not start.
         """
         lean = self[preload.LEAN]
         end = time.monotonic() + supervision.START_S
@@ -117,7 +117,7 @@ class WorkerGroups:
         return lean.idle[0]
 
     def close(self) -> list[WorkerGroup]:
-        """End every process; returns the groups, whose calls find no answer any more."""
+        """End every process; returns the groups, whose calls remain unanswered."""
         self._open = False
         groups, self._groups = self.everyone(), {}
         for group in groups:
@@ -144,19 +144,19 @@ class WorkerGroups:
             self.lose(group, cell, "it ended")
 
     def rest(self, group: WorkerGroup, cell: WorkerHandle) -> None:
-        """The cell has nothing to do."""
+        """Mark a cell as idle."""
         group.idle.append(cell)
         self._pool.cells_are_idle()
 
     def replace(self, group: WorkerGroup, cell: WorkerHandle) -> None:
-        """The cell has done its share."""
+        """Replace a cell that has reached its number of calls, or must retire."""
         self.counts["cells_replaced"] += 1
         self._discard(group, cell)
         self._fill(group)
         self._pool.cells_are_idle()
 
     def lose(self, group: WorkerGroup, cell: WorkerHandle, reason: str) -> None:
-        """A cell died, wedged or lied: end it, and say whose call it had."""
+        """End a cell that died, is stuck or sent an invalid answer; its call is reported to the pool."""
         call, started = cell.call, cell.ready
         self._discard(group, cell)
         if started:
@@ -187,7 +187,7 @@ class WorkerGroups:
         self._workspaces.give_back(cell.number, self.level)
 
     def _fill(self, group: WorkerGroup) -> None:
-        """Have as many cells as may run at once, and the spare ones."""
+        """Start cells up to the number that may run at once, and the spare ones."""
         server = group.server
         if not self._open or server is None or not server.ready or group.cell_failures >= MAX_FAILURES:
             return
@@ -199,7 +199,7 @@ class WorkerGroups:
             try:
                 number, home, cgroup = self._workspaces.take(self.level)
                 cell = WorkerHandle(number, group.name, self._on_cell_event)
-            except OSError as error:  # a shortage of ours, of descriptors, say; the supervisor comes again
+            except OSError as error:  # we lack a resource, such as descriptors; the supervisor tries again
                 group.reason = f"no room for a cell: {error}"
                 return
             group.cells.add(cell)
@@ -228,8 +228,8 @@ class WorkerGroups:
 
         try:
             server = ForkServer(group.name, self._python, program_path(), jail_spec(self.level), on_ready, on_end)
-        except OSError as error:  # the supervisor comes again
-            group.server, group.interpreter_fails = None, error.filename is not None  # else a shortage of ours
+        except OSError as error:  # the supervisor tries again
+            group.server, group.interpreter_fails = None, error.filename is not None  # otherwise we lack a resource
             problem = f"{self._python}: {error.strerror}" if group.interpreter_fails else f"no room: {error}"
             group.reason = f"a server cannot be started ({problem})"
             return
@@ -250,7 +250,7 @@ class WorkerGroups:
             self._lean_instead(group)
 
     def _lean_instead(self, group: WorkerGroup) -> None:
-        """A library is missing, say: the lean server runs what it can and shows the rest's ImportError."""
+        """Use the lean server instead, as when a library is missing; programs that need it get an ImportError."""
         _log.warning("no %s server (%s); its programs go to the lean one", group.name, group.reason)
         self._instead[group.name] = preload.LEAN
         lean = self[preload.LEAN]
@@ -260,14 +260,14 @@ class WorkerGroups:
         self._pool.cells_are_idle()
 
     def try_again(self, group: WorkerGroup) -> None:
-        """One more server where none came up, for a call that wants it: what killed the others may have passed."""
+        """Try another server for a new call, because the cause of earlier failures may be gone."""
         group.failures = MAX_FAILURES - 1
         self._start_server(group)
 
     # Supervision
 
     async def supervise(self) -> None:
-        """Find what is dead or wedged within 2 s; silence only counts while we ourselves were awake."""
+        """Find dead or stuck processes within 2 s; silence counts only while this process was running."""
         loop = asyncio.get_running_loop()
         last_tick = loop.time()
         while True:
@@ -278,7 +278,7 @@ class WorkerGroups:
             last_tick = now
             try:
                 self._check_everybody(now)
-            except Exception:  # nobody awaits this task: without it what dies would stay dead without a message
+            except Exception:  # this task is not awaited; if it ended, dead processes would not be replaced
                 _log.exception("unexpected error in the supervisor, which continues")
 
     def _check_everybody(self, now: float) -> None:
@@ -305,7 +305,7 @@ class WorkerGroups:
         elif verdict is ProcessHealth.SUSPECT:
             cell.channel.suspect()
         elif supervision.is_lost(verdict, cell.channel):
-            self.lose(group, cell, f"it said nothing for {silent_s:.1f} s")
+            self.lose(group, cell, f"no answer for {silent_s:.1f} s")
 
     def _check_server(self, group: WorkerGroup, now: float) -> None:
         server = group.server
@@ -321,4 +321,4 @@ class WorkerGroups:
             server.channel.suspect()
         elif supervision.is_lost(verdict, server.channel):
             server.kill()
-            self._server_lost(group, f"it said nothing for {now - server.last_heard:.1f} s")
+            self._server_lost(group, f"no answer for {now - server.last_heard:.1f} s")

@@ -1,4 +1,4 @@
-"""The numbers of cells, and what belongs to them: a working folder where a cell has no file system, a control group."""
+"""Numbers of cells with their resources: a control group, and a folder if a cell has no private file system."""
 
 import asyncio
 import os
@@ -10,12 +10,12 @@ from sandbox.cgroups import Groups, find_groups
 from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
 from sandbox.jail.scratch import clear_away
 
-GROUPS_S = 2.0  # until the processes of the last groups are gone
-_RESTING = 64  # numbers that went out of use last are not used again at once: a uid may have something left to do
+GROUPS_S = 2.0  # wait for the processes of the last groups to end
+_RESTING = 64  # recently used numbers that are not reused, because their uid may still have processes
 
 
 class Workspaces:
-    """One folder for one pool; below it one for each cell, owned by the cell's uid."""
+    """A pool's folder, with one folder per cell, owned by the cell's uid."""
 
     def __init__(self, groups: Groups | None = None) -> None:
         self._own = LockedFolder("sandbox-", clear=_clear)
@@ -27,7 +27,7 @@ class Workspaces:
         self._clearing: set[asyncio.Future[bool]] = set()
 
     def take(self, level: IsolationLevel) -> tuple[int, str, str]:
-        """A number that no cell has, its folder, and its group (empty where there is none). Raises OSError."""
+        """A free number, its folder, and its control group (empty if there is none). Raises OSError."""
         if len(self._free) > _RESTING:
             number = self._free.pop(0)
         else:
@@ -37,12 +37,12 @@ class Workspaces:
             home.mkdir(mode=0o700, exist_ok=True)
             if os.geteuid() == 0 and level is IsolationLevel.LANDLOCK:
                 os.chown(home, FIRST_UID + number, FIRST_UID + number)
-        # At landlock no program has processes.
+        # At level landlock programs cannot start processes.
         group = "" if level is IsolationLevel.LANDLOCK else self.groups.make(number, MAX_THREADS)
         return number, str(home), group
 
     def give_back(self, number: int, level: IsolationLevel) -> None:
-        """Forget a cell that has ended; what is in its folder goes, beside the event loop."""
+        """Release a cell that has ended; its folder is emptied in a thread."""
         self.groups.remove(number)
         if level is IsolationLevel.NAMESPACES:
             self._free.append(number)
@@ -64,7 +64,7 @@ class Workspaces:
 
 
 def _clear(folder: Path) -> None:
-    """A pool's folder: what programs left in their folders first."""
+    """Remove the content of a pool's folder, including files that programs left."""
     for home in insides(folder):
         if home.is_dir() and not home.is_symlink():
             clear_away(str(home))

@@ -1,1 +1,1 @@
-"""Where and when a rollout runs: decisions on KV tokens, without a clock, a socket or Ray."""
+"""Decides where and when a rollout runs, based on KV tokens; without a clock, a socket or Ray."""

@@ -1,4 +1,4 @@
-"""The balancer: keeps the state of rollouts and replicas, and asks the rule where rollouts run. No clock, no Ray.
+"""The balancer keeps the state of rollouts and replicas, and asks the rule where rollouts run. No clock, no Ray.
 
 The caller sets `now_s` before it calls; without that the balancer decides the same, and reports no waiting times.
 """
@@ -54,18 +54,17 @@ PLACEMENT = BalancerConfig()
 
 
 class Balancer:
-    """Report what happens; `decide` returns the admissions and moves that follow.
+    """Receives events; `decide` returns the resulting admissions and moves.
 
-    Every rollout is in exactly one place: waiting, or resident on one replica. Reports about a rollout by a replica
-    that does not hold it (any more) are counted as stale and change nothing. A waiting rollout that is larger than
-    every replica that takes work is parked, so that no other waits behind it; `snapshot` names it, and it is queued
-    again once a replica could hold it.
+    Every rollout is either waiting or resident on one replica. Reports about a rollout by a replica that does not hold
+    it are counted as stale and ignored. A waiting rollout that is larger than every replica that takes work is parked,
+    so that others do not wait behind it; `snapshot` lists it, and it is queued again when a replica can hold it.
     """
 
     def __init__(self, rule: str | MakeRule = PLACEMENT.rule, placement: BalancerConfig = PLACEMENT) -> None:
-        """`rule`: a name of `RULES`, or a factory of another; `placement`: the risk that `expected_kv` takes."""
+        """`rule`: a name in `RULES`, or a factory of another rule. `placement`: settings of `expected_kv`."""
         self.now_s = 0.0
-        self.orders: list[tuple[str, Order]] = []  # for replicas; the caller removes those it has sent
+        self.orders: list[tuple[str, Order]] = []  # (replica, order); the caller removes orders after sending them
         self.state = State()
         self._learner = ExpectedKV(self.state, Caution(placement)) if rule == ExpectedKV.name else None
         self.rule: PlacementRule = self._learner or _baseline(rule, self.state)
@@ -75,9 +74,9 @@ class Balancer:
 
     # -- replicas -------------------------------------------------------------------------------------------------
     def register(self, replica: Registration) -> list[str]:
-        """A replica serves from now on; returns which of its residents it must stop, because another holds them.
+        """Add a replica; returns those of its residents that it must stop, because another replica holds them.
 
-        One known by that name is removed first. Residents that the balancer does not know are added: it restarted.
+        A known replica with that name is removed first. Unknown residents are added, as after the balancer's restart.
         """
         orphans = self._remove(replica.replica_id)
         added = self.state.add_replica(replica)
@@ -87,7 +86,7 @@ class Balancer:
         return stop
 
     def _adopt(self, load: RolloutLoad, replica: Replica) -> bool:
-        """It runs on this replica already; False: another replica holds it."""
+        """Record that the rollout runs on this replica; False if another replica holds it."""
         rollout = self.state.rollouts.get(load.rollout_id)
         if rollout is None:
             rollout = self.state.add_rollout(load, self.now_s)
@@ -99,9 +98,9 @@ class Balancer:
         return True
 
     def replica_lost(self, replica_id: str) -> list[str]:
-        """Its residents wait again, from their last reported turn; returns their ids.
+        """Remove a replica; its residents wait again, from their last reported turn. Returns their ids.
 
-        One without a payload (another incarnation of the balancer granted it) is forgotten, and must be submitted.
+        A rollout without a payload (an earlier incarnation of the balancer granted it) must be submitted again.
         """
         orphans = self._remove(replica_id)
         self._cancel_unknown(orphans)
@@ -119,11 +118,11 @@ class Balancer:
         return orphans
 
     def _cancel_unknown(self, orphans: Iterable[Rollout]) -> None:
-        """Only the submitter can supply their payload again."""
+        """Drop rollouts without a payload, which only the submitter can supply."""
         self.cancel([one.load.rollout_id for one in orphans if not one.has_payload and one.replica is None])
 
     def set_serving(self, replica_id: str, serving: bool) -> None:
-        """Mark a replica as draining: it gets nothing new, and its residents stay."""
+        """`serving` False drains a replica: it gets no new rollouts, and its residents stay."""
         self.state.replica(replica_id).serving = serving
         self._replicas_changed()
 
@@ -134,7 +133,7 @@ class Balancer:
         self._replicas_changed()
 
     def _replicas_changed(self) -> None:
-        """Park or queue again the rollouts that the largest replica that takes work now cannot or can hold."""
+        """Park rollouts that the largest open replica cannot hold, and queue parked ones that it can hold."""
         state = self.state
         self.rule.replicas_changed()
         before = state.largest_open_tokens
@@ -147,11 +146,11 @@ class Balancer:
                 if rollout.replica is None and rollout_id not in state.parked and self._fits_nowhere(rollout):
                     self._park(rollout)
 
-    # -- policy versions and what was learned ---------------------------------------------------------------------
+    # -- policy versions and learned state ------------------------------------------------------------------------
     def set_policy_version(self, policy_version: int) -> None:
-        """All replicas serve this version; lengths learned under the one before fade.
+        """All replicas serve this version; lengths learned under the previous version lose weight.
 
-        A higher version reported before was from before `withdraw_versions`.
+        A higher version that a replica reported is of the time before `withdraw_versions`.
         """
         if self._learner is not None:
             self._learner.new_policy_version()
@@ -160,19 +159,19 @@ class Balancer:
             replica.reported_version = min(replica.reported_version, policy_version)
 
     def withdraw_versions(self) -> None:
-        """The learner returned to a checkpoint: a replica may report a lower version than before."""
+        """The learner returned to a checkpoint, so replicas may report lower versions than before."""
         for replica in self.state.replicas.values():
             replica.policy_version = replica.reported_version = 0
 
     def add_history(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
     ) -> None:
-        """Lengths of an earlier step: (group, sampled tokens, truncated), and response tokens per sampled one."""
+        """Add an earlier step. `ended`: (group, sampled tokens, truncated); `growth`: response to sampled."""
         if self._learner is not None:
             self._learner.lengths.add_history(max_response_tokens, max_turns, ended, growth=growth)
 
     def learned(self) -> Learned | None:
-        """State that outlives a step; None for a rule without state."""
+        """The rule's learned state; None for a rule without state."""
         return self._learner.learned() if self._learner is not None else None
 
     def load_learned(self, learned: Learned) -> None:
@@ -182,9 +181,9 @@ class Balancer:
 
     # -- rollouts -------------------------------------------------------------------------------------------------
     def submit(self, loads: Sequence[RolloutLoad], payloads: Sequence[Any] | None = None) -> None:
-        """These wait for a replica; known ones keep their state, and take a payload if they have none.
+        """Queue new rollouts; known ones keep their state, and get a payload if they have none.
 
-        Raises `NeverFits` before any of them is queued, with the numbers, where one is larger than every replica.
+        Raises `NeverFits`, before any of them is queued, if one is larger than every replica.
         """
         state, fresh = self.state, list[Rollout]()
         largest = max((replica.kv_capacity_tokens for replica in state.replicas.values()), default=inf)
@@ -203,7 +202,7 @@ class Balancer:
         self._enqueue(fresh)
 
     def cancel(self, rollout_ids: Iterable[str]) -> None:
-        """These rollouts have ended; the replica that runs one is ordered to stop it."""
+        """Remove rollouts; replicas that run one are ordered to stop it."""
         for rollout_id in rollout_ids:
             rollout = self.state.rollouts.pop(rollout_id, None)
             if rollout is None:
@@ -212,7 +211,7 @@ class Balancer:
             self.state.cancelled += 1
             if rollout.replica is not None:
                 self.orders.append((rollout.replica.replica_id, Cancel(rollout_id)))
-                # A cancelled rollout has survived until now: it must not teach the estimate that rollouts are short.
+                # CUT, not ENDED: the estimate must not learn that rollouts are this short.
                 self._leave(rollout, Change.CUT)
             elif self.state.parked.pop(rollout_id, None) is None:
                 del self.state.queue[rollout_id]
@@ -224,10 +223,10 @@ class Balancer:
         turns: Sequence[TurnReport] = (),
         load: ReplicaLoad | None = None,
     ) -> None:
-        """One tick of one replica: turns and rollouts that ended there, and its engine's load.
+        """Process a replica's report: turns and rollouts that ended there, and its engine's load.
 
-        A report that cannot be true puts the replica into quarantine; lengths in it count as far as they can be true.
-        Raises `UnknownReplica` where it must register (again).
+        An impossible report puts the replica into quarantine; its lengths are clamped to possible values. Raises
+        `UnknownReplica` if the replica must register.
         """
         replica = self.state.replica(replica_id)
         for turn in turns:
@@ -259,7 +258,7 @@ class Balancer:
         self.rule.replica_reported(replica, new_preemptions)
 
     def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> None:
-        """Handed back with their payloads: moved between turns, or their engine died. They wait again."""
+        """Queue rollouts that a replica hands back with payloads, after a move or its engine's death."""
         returned: list[Rollout] = []
         for load, payload in items:
             if (rollout := self.state.held(replica_id, load.rollout_id)) is None:
@@ -281,7 +280,7 @@ class Balancer:
         rollout.replica = None
 
     def _requeue(self, rollouts: Sequence[Rollout]) -> None:
-        """They resume on another replica, which computes their contexts again."""
+        """Queue rollouts that left a replica; the next replica must compute their contexts again."""
         for rollout in rollouts:
             self.state.requeued += 1
             self.state.recomputed_tokens += rollout.load.context_tokens
@@ -289,7 +288,7 @@ class Balancer:
         self._enqueue(rollouts)
 
     def _enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """They wait: those that some replica could hold in the queue, the others parked."""
+        """Queue rollouts that some replica can hold, and park the others."""
         queued: list[Rollout] = []
         for rollout in rollouts:
             if self._fits_nowhere(rollout):
@@ -302,7 +301,7 @@ class Balancer:
             self.rule.rollout_changed(rollout, Change.QUEUED)
 
     def _queue_by_draw(self, newcomers: Sequence[Rollout]) -> None:
-        """Queue behind the rollouts of their draw, which is mostly behind all others."""
+        """Queue new rollouts behind those of their draw; usually this is the end of the queue."""
         queue = self.state.queue
         for rollout in newcomers:
             queue[rollout.load.rollout_id] = rollout
@@ -321,7 +320,7 @@ class Balancer:
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def decide(self, limit: int | None = None) -> tuple[list[tuple[Rollout, Replica]], Sequence[Move]]:
-        """All admissions that may start now (at most `limit`), in order, and moves between turns."""
+        """All admissions that can start now (at most `limit`), in order, and moves between turns."""
         admissions: list[tuple[Rollout, Replica]] = []
         while limit is None or len(admissions) < limit:
             picked = self.rule.pick()
@@ -336,7 +335,7 @@ class Balancer:
         return admissions, self.rule.moves()
 
     def issue_orders(self, limit: int) -> bool:
-        """Decide, and append the orders to `orders`; False: there were `limit` admissions, and there may be more."""
+        """Decide, and append to `orders`; False if there were `limit` admissions, so that there may be more."""
         admissions, moves = self.decide(limit)
         for rollout, replica in admissions:
             self.orders.append((replica.replica_id, self._grant(rollout)))
@@ -373,12 +372,12 @@ class Balancer:
 
     # -- queries --------------------------------------------------------------------------------------------------
     def residents(self, replica_id: str) -> list[str] | None:
-        """Ids; None: this replica is not registered."""
+        """Ids of the replica's residents; None if it is not registered."""
         replica = self.state.replicas.get(replica_id)
         return None if replica is None else list(replica.residents)
 
     def waiting(self, rollout_ids: Iterable[str]) -> list[str]:
-        """Those of the given rollouts that are on no replica, unknown ones included."""
+        """Those of the given rollouts that are on no replica, including unknown ones."""
         rollouts = self.state.rollouts
         return [name for name in rollout_ids if name not in rollouts or rollouts[name].replica is None]
 
@@ -392,11 +391,11 @@ class Balancer:
         return self.state.snapshot(self.rule.name, self._learner.risk if self._learner else 0.0, reserved)
 
     def step_figures(self) -> BalancerStats:
-        """Statistics since the last call; taken when a step has all its rollouts."""
+        """Statistics since the last call, which is made when a step has all its rollouts."""
         return self._statistics.take(self.snapshot(), self.leaks(), self.now_s)
 
     def leaks(self) -> list[str]:
-        """Counters that disagree; once no rollout is live, also what is not back to zero."""
+        """Inconsistent counters; if no rollout is live, also counters that are not zero."""
         if self.state.rollouts:
             return self.state.miscounted()
         return [*self.state.leaks(), *(self._learner.leaks() if self._learner else [])]

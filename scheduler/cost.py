@@ -1,13 +1,13 @@
-"""What an engine's steps cost, and what follows for a placement: how much risk of a preemption is worth taking.
+"""The cost of an engine's steps, and the resulting risk of preemption that a placement should take.
 
     one step                            fixed + B per_sequence + K per_context        B sequences, K tokens of context
     prefill of n tokens after c others  per_request + n per_prefill + n (c + n / 2) per_prefill_context
 
-A rollout that is preempted is computed again; a seat that stays empty saves only a part of its share of a step. Both
-are given in decode steps of a full batch, so that a tiny model on a CPU and a large one on a GPU can be compared.
+A preempted rollout is computed again; an empty seat saves only a part of its share of a step. Both costs are in decode
+steps of a full batch, so that a tiny model on a CPU and a large one on a GPU can be compared.
 
-How much to leave free is the newsvendor's question (Arrow, Harris and Marschak, Econometrica 1951): stock until the
-chance of too little equals what one unit too many costs over what one too few does.
+How much of the cache to leave free is the newsvendor problem (Arrow, Harris and Marschak, Econometrica 1951): the best
+stock is where the probability of a shortage equals the cost of one unit too many over that of one unit too few.
 """
 
 import json
@@ -29,7 +29,7 @@ class EngineCost:
     per_context_s: float
     per_prefill_s: float
     per_prefill_context_s: float = 0.0
-    per_request_s: float = 0.0  # host time of taking a turn in and giving it back
+    per_request_s: float = 0.0  # host time of receiving a turn and returning it
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -37,7 +37,7 @@ class EngineCost:
             if not 0.0 <= value < inf:
                 raise ValueError(f"{field.name!r} is {value}; give seconds, 0 or more")
         if self.fixed_s == 0.0:
-            raise ValueError("'fixed_s' is 0; no decode step takes no time: give what one takes with a single sequence")
+            raise ValueError("'fixed_s' is 0; every decode step takes time: give that of a step with a single sequence")
 
     def step_s(self, sequences: float, context_tokens: float) -> float:
         return self.fixed_s + sequences * self.per_sequence_s + context_tokens * self.per_context_s
@@ -48,7 +48,7 @@ class EngineCost:
 
 
 def read_cost(path: Path) -> EngineCost:
-    """Of a JSON file, as `make calibrate ARGS='--out FILE'` writes it. Raises `ValueError` naming file and field."""
+    """Read a file of `make calibrate ARGS='--out FILE'`. Raises `ValueError` with file and field."""
     try:
         return read_record(EngineCost, json.loads(path.read_text("utf-8")))
     except (ValueError, RecursionError) as error:
@@ -59,9 +59,9 @@ def read_cost(path: Path) -> EngineCost:
 class PlacementCost:
     """The costs of the two placement mistakes on one engine: a preemption and an empty seat."""
 
-    preemption_steps: float  # decode steps of a full batch in which one rollout's context is computed again
-    idle_share: float  # of its part of a decode step, what an empty seat does not save: 1 all of it, 0 nothing
-    running: float = inf  # rollouts that a full cache holds; inf: so many that one more or less is nothing
+    preemption_steps: float  # time to compute one rollout's context again, in decode steps of a full batch
+    idle_share: float  # share of its part of a decode step that an empty seat does not save
+    running: float = inf  # rollouts in a full cache; inf: so many that one more does not matter
     life_steps: float = 0.0  # decode steps for which a rollout keeps its seat
 
     def __post_init__(self) -> None:
@@ -72,14 +72,14 @@ class PlacementCost:
 
 
 def running_in(kv_tokens: int, max_running: int, context_tokens: float) -> float:
-    """Rollouts of this length (prompt and response, at their end) that fill an engine."""
+    """Number of rollouts of this final length (prompt and response) that fill an engine."""
     return max(1.0, min(float(max_running), kv_tokens / context_tokens))
 
 
 def placement_cost(
     cost: EngineCost, *, kv_tokens: int, max_running: int, context_tokens: float, life_steps: float = 0.0
 ) -> PlacementCost:
-    """On an engine whose cache is full of rollouts of this length, which keep their seats for so long."""
+    """The costs on an engine whose cache is full of rollouts of this length and life."""
     running = running_in(kv_tokens, max_running, context_tokens)
     step_s = cost.step_s(running, running * context_tokens)
     return PlacementCost(
@@ -90,23 +90,23 @@ def placement_cost(
     )
 
 
-LEAST_RISK = 0.01  # where a preemption costs ten decode steps (at an idle share of 0.4) or more, or nobody knows
+LEAST_RISK = 0.01  # for preemptions of ten decode steps or more (at an idle share of 0.4), or unknown costs
 USUAL_STEPS, USUAL_IDLE_SHARE = 10.0, 0.4
 MOST_RISK = 0.9999
-"""Half a deviation more than is expected to fit: recomputing costs less than empty seats."""
-LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow
-FEW = 16.0  # rollouts in a cache, up to which one preemption is over before the next is due
+"""Half a deviation more than is expected to fit, if recomputing costs less than empty seats."""
+LOOKS = 8  # independent moments of a rollout's life at which its replica may overflow
+FEW = 16.0  # up to this many rollouts per cache, a preemption is over before the next one
 
 
 def risk_of(cost: PlacementCost | None, *, has_history: bool = True) -> float:
     """The share of rollouts that an engine may have to preempt, at any of `LOOKS` moments of their lives.
 
-    What is gained by filling more grows with what an empty seat loses. What is lost, where many share a cache, grows
-    with the square of what a preemption costs: with what each costs, and with how many there are, since all others
-    keep growing into the same cache while one is computed again. Where few do, what is left free for one of them is a
-    large part of the cache: there the share at a look is what an empty seat loses in a life over what the preemptions
-    of all looks cost. Between the two it falls with the third power of how many there are; in a step before which none
-    is known (not `has_history`) with the first, since lengths that nobody has seen vary more, and more is left free.
+    The gain of filling more grows with the cost of an empty seat. If many rollouts share a cache, the loss grows with
+    the square of a preemption's cost: with the cost of each, and with their number, because all others continue to grow
+    into the same cache meanwhile. If few rollouts share it, the space left free for one is a large part of the cache;
+    the share per moment is then the cost of an empty seat during a rollout's life over that of a preemption at every
+    moment. In between it falls with the third power of the number of rollouts; without history with the first power,
+    because the lengths vary more then and more space is left free.
     """
     if cost is None:
         return LEAST_RISK

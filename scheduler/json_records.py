@@ -1,4 +1,4 @@
-"""Read frozen records from JSON; the records check their ranges themselves."""
+"""Reads frozen records from JSON; the records check the ranges of their fields."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -47,5 +47,5 @@ def _checked(accepted: Any, value: Any, name: str, kind: type) -> Any:
 
 @lru_cache
 def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Types by name, and the names that have no default."""
+    """Types of the fields by name, and the names without a default."""
     return get_type_hints(kind), frozenset(field.name for field in fields(kind) if field.default is MISSING)

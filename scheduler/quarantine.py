@@ -1,4 +1,4 @@
-"""Detects impossible reports: a replica that sends one gets no more work."""
+"""Detects impossible reports; a replica that sends one gets no more work."""
 
 from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica
@@ -6,7 +6,7 @@ from scheduler.state import Replica
 
 def impossible_load(replica: Replica, load: ReplicaLoad) -> str | None:
     """Why this report of an engine is impossible, or None."""
-    if not 0 <= load.kv_used_tokens <= replica.kv_capacity_tokens:  # refuses NaN as well
+    if not 0 <= load.kv_used_tokens <= replica.kv_capacity_tokens:  # true for NaN too
         return f"reports {load.kv_used_tokens} KV tokens in use of {replica.kv_capacity_tokens}"
     if min(load.running, load.waiting) < 0:
         return f"reports a negative count: {load}"

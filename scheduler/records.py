@@ -12,11 +12,11 @@ from rstar_ray.errors import RStarError
 from rstar_ray.trajectory import Placement
 from scheduler.cost import EngineCost
 
-AHEAD_SHARE = 8  # one rollout waits in the engine for every so many that run there
+AHEAD_SHARE = 8  # running rollouts per rollout that waits in the engine
 
 
 def in_flight_limit(max_running: int) -> int:
-    """Rollouts a replica may hold whose engine runs `max_running` at a time.
+    """Rollouts that a replica may hold if its engine runs `max_running` at a time.
 
     A few more, so that the seat of one that ends is filled at the next step and not after a call to the balancer.
     """
@@ -28,14 +28,14 @@ class RolloutLoad:
     """One rollout as last reported, usually at the end of a turn."""
 
     rollout_id: str
-    group_id: str  # siblings of one prompt share it
+    group_id: str  # the same for siblings of one prompt
     prompt_tokens: int
     max_response_tokens: int  # budget for everything after the prompt
     max_turns: int
-    context_tokens: int = 0  # prompt and response so far; 0 means a fresh rollout: the prompt alone
-    generated_tokens: int = 0  # of those, what the policy sampled
+    context_tokens: int = 0  # prompt and response so far; 0: a new rollout, only the prompt
+    generated_tokens: int = 0  # sampled tokens in the context
     turn: int = 0  # turns finished
-    draw: int = 0  # the training step that waits for it: lower ones run first
+    draw: int = 0  # the training step that waits for it; lower ones run first
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_response_tokens < 1 or self.max_turns < 1:
@@ -57,7 +57,7 @@ class RolloutLoad:
 
     @property
     def least_tokens(self) -> int:
-        """KV that it needs to continue: its context and, within its budget, one more."""
+        """KV tokens that it needs to continue: its context and, within its budget, one more token."""
         return min(self.context_tokens + 1, self.worst_case_tokens)
 
     @property
@@ -75,20 +75,20 @@ class ReplicaLoad:
     waiting: int = 0  # requests in the engine's own queue
     preemptions: int = 0  # since the engine started
     policy_version: int = 0
-    steps: int = 0  # of the engine since it started; each gives every running request one token
-    at_tools: tuple[str, ...] = ()  # rollouts that wait for a tool, and sample nothing
+    steps: int = 0  # since the engine started; each gives every running request one token
+    at_tools: tuple[str, ...] = ()  # rollouts that wait for a tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A replica that serves from now on: the size of its engine, and the rollouts that it already runs."""
+    """A new replica: the size of its engine, and the rollouts that it already runs."""
 
     replica_id: str
     kv_capacity_tokens: int
     max_running: int  # rollouts that it may hold
     block_tokens: int
     policy_version: int = 0
-    cost: EngineCost | None = None  # as measured there; None: not measured
+    cost: EngineCost | None = None  # measured on the replica; None: not measured
     resident: tuple[RolloutLoad, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,19 +101,19 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReport:
-    """A turn ended on a replica; lengths are totals, after the tool's result where the rollout continues."""
+    """The end of a turn on a replica. Lengths are totals, and include the tool's result if the rollout continues."""
 
     rollout_id: str
     context_tokens: int
     generated_tokens: int
     turn: int  # turns finished
-    ended: bool = False  # the rollout, with this turn
-    truncated: bool = False  # it ended because its budget cut it, not by the policy
+    ended: bool = False  # the rollout ended with this turn
+    truncated: bool = False  # it was ended by its budget, not by the policy
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """At its next turn boundary the rollout moves from `from_replica` to `to_replica`; None: it waits for room."""
+    """A move at the rollout's next turn boundary. `to_replica` None: it waits in the queue."""
 
     rollout_id: str
     from_replica: str
@@ -122,17 +122,17 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Run this rollout: from its payload, at the lengths of its load."""
+    """An order to run a rollout from its payload, with the lengths of its load."""
 
     load: RolloutLoad
     payload: Any
     waited_s: float = 0.0  # since it was submitted
-    placement: Placement | None = None  # why it runs there
+    placement: Placement | None = None  # the reason for the replica
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop this rollout; its result is not wanted."""
+    """An order to stop a rollout, whose result is not needed."""
 
     rollout_id: str
 
@@ -148,8 +148,8 @@ class ReplicaSnapshot:
     replica_id: str
     kv_capacity_tokens: int
     kv_used_tokens: int
-    kv_reserved_tokens: int  # that the rule expects its residents to need, now or later
-    in_flight: int  # rollouts resident, in a turn or at a tool
+    kv_reserved_tokens: int  # expected need of its residents, now or later
+    in_flight: int  # resident rollouts, in a turn or at a tool
     running: int
     preemptions: int
     admissions: int
@@ -160,7 +160,7 @@ class ReplicaSnapshot:
 
 @dataclass(kw_only=True)
 class Counters:
-    """Of rollouts since the start; submitted = finished + cancelled + waiting + in flight at every moment."""
+    """Numbers of rollouts since the start. Invariant: submitted = finished + cancelled + waiting + in flight."""
 
     in_flight: int = 0  # now
     submitted: int = 0
@@ -170,8 +170,8 @@ class Counters:
     requeued: int = 0  # returned after the loss of a replica, or by a move
     moves: int = 0
     preemptions: int = 0
-    recomputed_tokens: int = 0  # contexts of rollouts that changed replica, and an estimate for preempted ones
-    stale_reports: int = 0  # about rollouts that the reporter does not hold
+    recomputed_tokens: int = 0  # contexts of rollouts that changed replica, and an estimate for preemptions
+    stale_reports: int = 0  # about rollouts that the replica does not hold
 
 
 @dataclass(kw_only=True)
@@ -180,13 +180,13 @@ class BalancerSnapshot(Counters):
 
     rule: str
     waiting: int
-    risk: float = 0.0  # share of rollouts that the rule lets engines preempt; 0 for rules that do not estimate it
-    too_large: tuple[str, ...] = ()  # waiting rollouts that no replica that takes work now could ever hold
+    risk: float = 0.0  # share of rollouts that engines may preempt; 0 for rules without an estimate
+    too_large: tuple[str, ...] = ()  # waiting rollouts that no open replica can hold
     replicas: tuple[ReplicaSnapshot, ...] = ()
 
 
 class NeverFits(RStarError, ValueError):
-    """A rollout larger than every replica's cache: waiting would not help."""
+    """A rollout is larger than every replica's cache, so it could never run."""
 
     def __init__(
         self, rollout_id: str, needed_tokens: int, largest_capacity_tokens: int, need: str = "its context and one more"
@@ -198,14 +198,14 @@ class NeverFits(RStarError, ValueError):
         self.rollout_id = rollout_id
         self.needed_tokens = needed_tokens
         self.largest_capacity_tokens = largest_capacity_tokens
-        self.need = need  # what the rule asks for
+        self.need = need  # the rule's need, in words
 
     def __reduce__(self) -> tuple[type["NeverFits"], tuple[str, int, int, str]]:
         return (type(self), (self.rollout_id, self.needed_tokens, self.largest_capacity_tokens, self.need))
 
 
 class UnknownReplica(RStarError, KeyError):
-    """A call names a replica that is not registered (any more): it must register again, with its residents."""
+    """A call names a replica that is not registered; it must register with its residents."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

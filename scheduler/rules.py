@@ -1,4 +1,4 @@
-"""Placement rules behind one interface, so that they can be compared.
+"""Placement rules with one interface, so that they can be compared.
 
 A rule reads the state of replicas and rollouts, never a rollout's future, and is asked for one admission at a time.
 `worst_case` and `expected_kv` hold rollouts back until they fit; the others hand them out at once, as routers do, and
@@ -17,13 +17,13 @@ from scheduler.state import Replica, Rollout, State
 class Change(Enum):
     """An event in a rollout's life."""
 
-    QUEUED = auto()  # new, or back from a replica
-    ADMITTED = auto()  # to `rollout.replica`
+    QUEUED = auto()  # new, or returned by a replica
+    ADMITTED = auto()  # placed on `rollout.replica`
     TURN_ENDED = auto()  # `rollout.load` has the new lengths
-    REQUEUED = auto()  # it leaves `rollout.replica`, to wait again
-    ENDED = auto()  # it leaves `rollout.replica` for good, by its policy's choice
-    CUT = auto()  # the same, cut by its budget or cancelled: it might have become longer
-    WITHDRAWN = auto()  # it waits no longer: cancelled, or parked
+    REQUEUED = auto()  # left `rollout.replica`, and waits again
+    ENDED = auto()  # ended on `rollout.replica` by the policy
+    CUT = auto()  # ended by its budget or cancelled; it could have become longer
+    WITHDRAWN = auto()  # left the queue: cancelled, or parked
 
     @property
     def leaves(self) -> bool:
@@ -34,25 +34,25 @@ class PlacementRule(ABC):
     """The interface of a placement rule; only `pick` must be defined."""
 
     name = ""
-    need = "its context and one more"  # what `needed_tokens` counts, in words
+    need = "its context and one more"  # description of `needed_tokens` for messages
 
     def __init__(self, state: State) -> None:
         self.state = state
 
     @abstractmethod
     def pick(self) -> tuple[Rollout, Replica] | None:
-        """The next admission, with `rollout.why` set; None: nothing may start now."""
+        """The next admission, with `rollout.why` set; None if no rollout can start now."""
 
     def moves(self) -> Sequence[Move]:
-        """Rollouts that leave their replica at their next turn boundary."""
+        """Rollouts that should leave their replica at their next turn boundary."""
         return ()
 
     def needed_tokens(self, load: RolloutLoad) -> int:
-        """The least capacity of a replica that could ever hold the rollout."""
+        """The least KV capacity of a replica that can hold the rollout."""
         return load.least_tokens
 
     def reserved_tokens(self, replica: Replica) -> int:
-        """KV that its residents are expected to need, now or later; 0 where the rule does not look ahead."""
+        """KV that the residents are expected to need, now or later; 0 if the rule does not estimate it."""
         return replica.reserved_tokens
 
     def rollout_changed(self, rollout: Rollout, change: Change) -> None:  # noqa: B027
@@ -66,7 +66,7 @@ class PlacementRule(ABC):
 
 
 class FirstComeFirstServed(PlacementRule):
-    """Places the oldest rollout of the queue; a subclass chooses the replica."""
+    """Places the first rollout of the queue; a subclass chooses the replica."""
 
     why = ""
 
@@ -90,7 +90,7 @@ class FirstComeFirstServed(PlacementRule):
 
 
 class Static(FirstComeFirstServed):
-    """Each batch of submissions is cut into equal runs, one per replica, before anything starts."""
+    """Divides each batch of submissions into equal consecutive parts, one per replica."""
 
     name = "static"
     why = "its place in the batch: equal shares, cut up front"
@@ -101,7 +101,7 @@ class Static(FirstComeFirstServed):
 
 
 class RoundRobin(FirstComeFirstServed):
-    """Replicas in turn."""
+    """Round-robin over the replicas."""
 
     name = "round_robin"
     why = "the next in turn"
@@ -111,7 +111,7 @@ class RoundRobin(FirstComeFirstServed):
 
 
 class ConsistentHash(FirstComeFirstServed):
-    """The replica with the highest hash of (rollout, replica): few rollouts move when replicas come or go."""
+    """The replica with the highest hash of (rollout, replica): few rollouts move if replicas are added or removed."""
 
     name = "consistent_hash"
     why = "the highest hash with the rollout's id"
@@ -122,7 +122,7 @@ class ConsistentHash(FirstComeFirstServed):
 
 
 def _mixed(value: int) -> int:
-    """MurmurHash3's finaliser: crc32 alone is linear, and would favour some replicas."""
+    """MurmurHash3's finaliser, because crc32 alone is linear and favours some replicas."""
     value = (value ^ value >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     value = (value ^ value >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
     return value ^ value >> 16
@@ -141,7 +141,7 @@ class LeastRequests(FirstComeFirstServed):
 
 
 class LeastSessions(FirstComeFirstServed):
-    """The replica with the fewest live rollouts, at a tool or not; the rollout stays there."""
+    """The replica with the fewest live rollouts, including those at tools; the rollout stays there."""
 
     name = "least_sessions"
     why = "the fewest rollouts live there"
@@ -151,7 +151,7 @@ class LeastSessions(FirstComeFirstServed):
 
 
 class PrefixAware(FirstComeFirstServed):
-    """The replica where the prompt is cached, unless it is well ahead of the idlest one; then the idlest."""
+    """The replica where the prompt is cached, unless it has many more rollouts than the least loaded one."""
 
     name = "prefix_aware"
     imbalance_rollouts = 32
@@ -172,7 +172,7 @@ class PrefixAware(FirstComeFirstServed):
 
 
 class WorstCase(FirstComeFirstServed):
-    """Reserve prompt and maximum response for a rollout's whole life, on the freest replica; wait where none has room.
+    """Reserve prompt and maximum response for a rollout's life, on the replica with most room; wait if none has room.
 
     What the authors of arXiv:2508.20722 describe (section 3.2). Never overflows, and leaves most of the cache unused.
     """
@@ -196,5 +196,5 @@ class WorstCase(FirstComeFirstServed):
             rollout.reserved_tokens = tokens
 
     def needed_tokens(self, load: RolloutLoad) -> int:
-        """Whole blocks: an engine never allocates half a block."""
+        """Rounded up to whole blocks, as the engine allocates them."""
         return self.state.whole_blocks(load.worst_case_tokens)

@@ -26,7 +26,7 @@ from scheduler.records import (
 )
 
 BLOCK_TOKENS = EngineConfig().block_size
-"""The engines' default, used while no replica is registered."""
+"""Default of the engines, used while no replica is registered."""
 
 
 class QueueBlock(StrEnum):
@@ -39,30 +39,30 @@ class QueueBlock(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """One live rollout: its last report, and where it is."""
+    """One live rollout: its last report, and its place."""
 
     load: RolloutLoad
     known_since_s: float
-    payload: Any = None  # what a worker needs to run it, opaque here
-    has_payload: bool = False  # False: a replica registered with it, and nobody has submitted it
+    payload: Any = None  # data for the worker, opaque here
+    has_payload: bool = False  # False: a replica registered with it, and it was not submitted
     replica: "Replica | None" = None  # None: waiting
     waiting_since_s: float = 0.0
-    blocked_before_s: dict[QueueBlock, float] = field(default_factory=dict[QueueBlock, float])  # sums, when it began to
-    batch: tuple[int, int] = (0, 1)  # its place among the rollouts queued with it, and their number
-    step_seen: float = 0.0  # the replica's decode clock when `load` was reported, and later by what it spent at tools
-    leaving: bool = False  # asked to hand itself back at its next turn boundary
+    blocked_before_s: dict[QueueBlock, float] = field(default_factory=dict[QueueBlock, float])  # totals at its start
+    batch: tuple[int, int] = (0, 1)  # its position in its batch of queued rollouts, and the batch's size
+    step_seen: float = 0.0  # the replica's decode clock when `load` was reported, plus its time at tools
+    leaving: bool = False  # will be handed back at its next turn boundary
     prefer: str | None = None  # a move's target, tried first
-    why: str = ""  # the rule's reason for its replica; of a move, why it is asked to leave
-    reserved_tokens: int = 0  # what the rule reserves for it
-    profile_row: int = -1  # the rule's own index of it on its replica
-    length_row: int = -1  # the estimate's own index of it
+    why: str = ""  # the rule's reason for its replica, or for its move
+    reserved_tokens: int = 0  # reserved by the rule
+    profile_row: int = -1  # the rule's index of it on its replica
+    length_row: int = -1  # the estimate's index of it
 
     def sampled_at(self, decode_step: float) -> float:
-        """Sampled tokens at this step of its replica: those last reported, and one for every step since."""
+        """Sampled tokens at this step of its replica: those last reported, and one per step since."""
         return min(self.load.generated_tokens + decode_step - self.step_seen, self.load.max_response_tokens - 1)
 
     def response_at(self, decode_step: float) -> float:
-        """The same, of all tokens after the prompt."""
+        """Like `sampled_at`, for all tokens after the prompt."""
         return min(self.load.response_tokens + decode_step - self.step_seen, self.load.max_response_tokens - 1)
 
 
@@ -84,10 +84,10 @@ class Replica:
     reserved_tokens: int = 0
     admissions: int = 0
     admitted_since_report: int = 0
-    decode_step: float = 0.0  # tokens each running rollout has grown by since the start, as far as reports tell
-    clock_offset: float | None = None  # decode step minus the engine's own count of steps, where it reports one
+    decode_step: float = 0.0  # tokens by which each running rollout has grown since the start, according to reports
+    clock_offset: float | None = None  # decode step minus the engine's count of steps, if it reports one
     policy_version: int = 0
-    reported_version: int = 0  # the last that the replica itself registered with or reported; a published one may lag
+    reported_version: int = 0  # last version that the replica itself registered or reported
 
     @property
     def open(self) -> bool:
@@ -98,25 +98,25 @@ class Replica:
         return len(self.residents) < self.max_running
 
     def update(self, load: ReplicaLoad) -> None:
-        """A report that can be true."""
+        """Store a possible report."""
         self._advance_decode_step(load)
         self.load = load
         self.policy_version = self.reported_version = load.policy_version
         self.admitted_since_report = 0
 
     def _advance_decode_step(self, load: ReplicaLoad) -> None:
-        """By the engine's own count of steps; the clock stands still for rollouts that are at a tool."""
+        """Advance the decode clock by the engine's count of steps, except for rollouts at a tool."""
         if not load.steps:
             return
         before, offset = self.decode_step, self.decode_step - load.steps
         self.clock_offset = offset if self.clock_offset is None else max(self.clock_offset, offset)
         self.decode_step = max(self.decode_step, self.clock_offset + load.steps)
-        for rollout_id in set(self.load.at_tools).intersection(load.at_tools):  # all the time since the last report
+        for rollout_id in set(self.load.at_tools).intersection(load.at_tools):  # at a tool since the last report
             if (rollout := self.residents.get(rollout_id)) is not None:
                 rollout.step_seen = min(rollout.step_seen + self.decode_step - before, self.decode_step)
 
     def whole_blocks(self, tokens: int) -> int:
-        """Tokens of the blocks that so many take: an engine never gives half of one."""
+        """Tokens rounded up to whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
     def snapshot(self, reserved_tokens: int) -> ReplicaSnapshot:
@@ -141,13 +141,13 @@ class State(Counters):
     def __init__(self) -> None:
         super().__init__()
         self.replicas: dict[str, Replica] = {}
-        self.by_index: list[Replica | None] = []  # a stable order; None: that replica is gone
+        self.by_index: list[Replica | None] = []  # a stable order; None: a removed replica
         self.block_tokens = BLOCK_TOKENS  # the largest of any replica
         self.rollouts: dict[str, Rollout] = {}
         self.queue: OrderedDict[str, Rollout] = OrderedDict()
         self.parked: dict[str, Rollout] = {}
-        self.largest_open_tokens = inf  # capacity among replicas that take work; where none does, as it was
-        self.generated_tokens = 0  # by all rollouts, as reported
+        self.largest_open_tokens = inf  # capacity among open replicas; unchanged while there are none
+        self.generated_tokens = 0  # reported for all rollouts
 
     # -- replicas -------------------------------------------------------------------------------------------------
     def replica(self, replica_id: str) -> Replica:
@@ -178,16 +178,16 @@ class State(Counters):
         self.by_index[self.replicas.pop(replica_id).index] = None
 
     def open(self) -> list[Replica]:
-        """The replicas that take work."""
+        """The replicas that accept work."""
         return [replica for replica in self.by_index if replica is not None and replica.open]
 
     def whole_blocks(self, tokens: int) -> int:
-        """As `Replica.whole_blocks`, where the replica is not known yet."""
+        """Like `Replica.whole_blocks`, before the replica is known."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
     # -- rollouts -------------------------------------------------------------------------------------------------
     def held(self, replica_id: str, rollout_id: str) -> Rollout | None:
-        """None, and counted as stale, where that replica does not hold it (any more)."""
+        """The rollout; None, counted as a stale report, if this replica does not hold it."""
         rollout = self.rollouts.get(rollout_id)
         if rollout is None or rollout.replica is None or rollout.replica.replica_id != replica_id:
             self.stale_reports += 1
@@ -200,7 +200,7 @@ class State(Counters):
         return rollout
 
     def settle(self, rollout: Rollout, replica: Replica) -> None:
-        """The rollout is resident there from now on."""
+        """Make the rollout a resident of the replica."""
         self.queue.pop(rollout.load.rollout_id, None)
         self.parked.pop(rollout.load.rollout_id, None)
         rollout.replica, rollout.leaving = replica, False
@@ -211,7 +211,7 @@ class State(Counters):
         self.in_flight += 1
 
     def leave(self, rollout: Rollout) -> None:
-        """It is not resident any more; the caller clears `rollout.replica` after it has notified the rule."""
+        """Remove a resident; the caller clears `rollout.replica` after it has notified the rule."""
         replica = rollout.replica
         assert replica is not None
         del replica.residents[rollout.load.rollout_id]
@@ -222,14 +222,14 @@ class State(Counters):
         self.in_flight -= 1
 
     def count_preemptions(self, replica: Replica, times: int) -> None:
-        """The engine recomputes preempted contexts. It does not report their lengths: the mean there is counted."""
+        """Count preemptions; the recomputed length, which is not reported, is estimated by the residents' mean."""
         self.preemptions += times
         if times and replica.residents:
             contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
             self.recomputed_tokens += times * contexts // len(replica.residents)
 
     def update_lengths(self, rollout: Rollout, report: TurnReport) -> None:
-        """Store the new lengths, as far as they can be true, and how far the decode clock must have come."""
+        """Store the new lengths, clamped to possible values, and advance the decode clock accordingly."""
         replica, load = rollout.replica, rollout.load
         assert replica is not None
         generated = min(max(report.generated_tokens, load.generated_tokens), load.max_response_tokens)
@@ -249,9 +249,9 @@ class State(Counters):
             draw=load.draw,
         )
 
-    # -- for people -----------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------
     def queue_block(self) -> QueueBlock | None:
-        """Why rollouts still wait after everything was decided; None where none waits."""
+        """Why rollouts still wait after a decision; None if no rollout waits."""
         if len(self.rollouts) == self.in_flight:
             return None
         replicas = self.open()
@@ -262,7 +262,7 @@ class State(Counters):
     def placement(
         self, rollout: Rollout, expected_tokens: int, waited_s: float, blocked_s: dict[str, float]
     ) -> Placement:
-        """Why the rollout is on its replica, and how full that is."""
+        """The reason for the rollout's replica, and the replica's load."""
         replica = rollout.replica
         assert replica is not None
         return Placement(
@@ -278,7 +278,7 @@ class State(Counters):
         )
 
     def snapshot(self, rule: str, risk: float, reserved_tokens: Sequence[int]) -> BalancerSnapshot:
-        """`reserved_tokens`: of every replica, in the order of `replicas`."""
+        """`reserved_tokens`: by replica, in the order of `replicas`."""
         replicas = zip(self.replicas.values(), reserved_tokens, strict=True)
         return BalancerSnapshot(
             rule=rule,
@@ -290,7 +290,7 @@ class State(Counters):
         )
 
     def miscounted(self) -> list[str]:
-        """Counters that disagree."""
+        """Inconsistent counters."""
         ended, live = self.finished + self.cancelled, len(self.rollouts)
         if self.submitted == ended + live:
             return []
@@ -299,7 +299,7 @@ class State(Counters):
         ]
 
     def leaks(self) -> list[str]:
-        """Counters that disagree, and what is left, once no rollout is live."""
+        """Inconsistent counters, and remaining entries when no rollout is live."""
         found = self.miscounted()
         for where, rollouts in (("queued", self.queue), ("parked", self.parked)):
             if rollouts:

@@ -1,4 +1,4 @@
-"""Statistics of one step: samples of the balancer's snapshot, waiting times, and what blocked the queue. No clock."""
+"""Statistics of one step: samples of the balancer's snapshot, waiting times, and causes of waiting. No clock."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,7 +11,7 @@ SAMPLE_EVERY_S = 0.25
 
 
 class StepStatistics:
-    """Accumulates between two calls of `take`, which returns the figures of a step."""
+    """Accumulates statistics; `take` returns those since its last call."""
 
     def __init__(self, start: BalancerSnapshot) -> None:
         self.sampled_s = -inf
@@ -29,7 +29,7 @@ class StepStatistics:
         self._waits_s: list[float] = []
 
     def sample(self, now: BalancerSnapshot) -> None:
-        """Ignored while no rollout is live."""
+        """Add a sample; ignored while no rollout is live."""
         capacity = sum(replica.kv_capacity_tokens for replica in now.replicas)
         if not capacity or not now.waiting + now.in_flight:
             return
@@ -44,7 +44,7 @@ class StepStatistics:
         self._most_reserved = max(self._most_reserved, reserved)
 
     def queue_blocked(self, block: QueueBlock | None, now_s: float) -> None:
-        """What blocks the queue from now on; None where it is empty."""
+        """Set what blocks the queue from now on; None if it is empty."""
         self._advance(now_s)
         self._block = block
 
@@ -64,7 +64,7 @@ class StepStatistics:
         return _grown(self._blocked_s, rollout.blocked_before_s)
 
     def take(self, now: BalancerSnapshot, leaks: Sequence[str], now_s: float) -> BalancerStats:
-        """The figures of the step that ends now."""
+        """The statistics of the step that ends now."""
         self._advance(now_s)
         waits, samples, start = sorted(self._waits_s), max(1, self._samples), self._start
         figures = BalancerStats(
@@ -92,6 +92,6 @@ class StepStatistics:
 
 
 def _grown(now: dict[QueueBlock, float], before: dict[QueueBlock, float]) -> dict[str, float]:
-    """Seconds added by each cause; those below a millisecond are left out."""
+    """Seconds added by each cause; values below a millisecond are omitted."""
     grown = {str(block): round(now[block] - before[block], 3) for block in QueueBlock}
     return {block: seconds for block, seconds in grown.items() if seconds}

@@ -1,1 +1,1 @@
-"""Text to tokens and back: prompts, tool calls and their results, by the model's own template."""
+"""Converts text to tokens and back: prompts, tool calls and their results, with the model's chat template."""

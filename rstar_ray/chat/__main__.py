@@ -1,4 +1,4 @@
-"""How a model talks, and what does not fit: `python -m rstar_ray.chat MODEL`, a folder or a hub's id.
+"""Shows a model's chat format and its problems: `python -m rstar_ray.chat MODEL`, a folder or a Hugging Face id.
 
 Shows how its turns begin and end, what stops, how tools are shown and calls are written, whether it thinks and where;
 then a conversation with a tool as it is trained on, what has a loss in brackets, and a problem as it is asked. Exit
@@ -34,12 +34,12 @@ class Options:
     """Options of `python -m rstar_ray.chat`."""
 
     model: Annotated[str, tyro.conf.Positional]
-    """a folder, or a hub's id"""
+    """a folder, or a Hugging Face id"""
     chat: ChatConfig = field(default_factory=ChatConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a model's chat format; exit status 0 where everything fits."""
+    """Print a model's chat format; exit status 0 if it can be used."""
     try:
         options = options_of(Options, argv, program="python -m rstar_ray.chat", description=__doc__)
         folder = local_folder(options.model, weights=False)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in described(chat, folder):
             print(line)
     except ConfigError as refused:
-        named = "MODEL" if refused.field == "--model" else refused.field  # here it has no option
+        named = "MODEL" if refused.field == "--model" else refused.field  # here it is not an option
         print(f"error: {named}: {refused.problem}. Hint: {refused.hint}", file=sys.stderr)
         return 2
     return 0
@@ -97,7 +97,7 @@ def _thinks(chat: TokenizerChat) -> str:
 
 
 def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[str]:
-    """Misfits that do not stop a run, and how to fix them."""
+    """Problems that do not stop a run, and how to fix them."""
     profile, tokenizer = chat.profile, chat.tokenizer
     asked = chat.decode(chat.prompt_ids(Problem(id="", problem="x", answer="")))
     end = profile.answer_end.strip()
@@ -123,7 +123,7 @@ def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[st
 
 
 def example(*, thinks: bool = True) -> Conversation:
-    """A question with a call and its result, and another."""
+    """An example: a question with a call and its result, and a second question."""
     first, last = ({"reasoning_content": text} if thinks else {} for text in ("I compute it.", "That is it."))
     call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(17 + 5)"}}}
     return Conversation(

@@ -1,4 +1,4 @@
-"""A completion as the message of a chat API: content, reasoning and tool calls, while its tokens arrive.
+"""Reads a completion as the message of a chat API, while its tokens arrive: content, reasoning and tool calls.
 
 A call that cannot be read stays text, as servers of chat completions return it; its reason is kept for the record.
 """
@@ -25,7 +25,7 @@ class Answer:
     reasoning: str
     calls: tuple[WrittenCall, ...] = ()  # the calls that could be parsed
     unreadable: tuple[str, ...] = ()  # parse errors of the other calls
-    num_tokens: int  # counted tokens of the completion: up to the one that completed a stop string
+    num_tokens: int  # tokens of the completion, up to the one that completed a stop string
     stopped_by: str = ""  # the stop string that ended it
 
 
@@ -60,9 +60,9 @@ class AnswerReader:
         self._decoder = TextOfTokens(chat.decode)
         self._text, self._shown = "", 0
         self._parts: dict[PieceKind, list[str]] = {PieceKind.SAID: [], PieceKind.THOUGHT: []}
-        self._unshown: list[str] = []  # content that waits for the end
+        self._unshown: list[str] = []  # content held back until the end
         self._num_tokens = 0
-        self.stopped_by = ""  # the stop string that has come
+        self.stopped_by = ""  # the stop string that has ended it
 
     def feed(self, token_ids: Sequence[int]) -> list[Piece]:
         """The text that can be shown now. Tokens after a stop string are ignored."""
@@ -77,7 +77,7 @@ class AnswerReader:
         return self._pieces(self._view.feed(new))
 
     def end(self) -> tuple[list[Piece], Answer]:
-        """The last pieces, and the message: its content is the pieces of content together."""
+        """The last pieces, and the message, whose content is the concatenated pieces of content."""
         new, self._shown = self._text[self._shown :], len(self._text)
         pieces = self._pieces([*self._view.feed(new), *self._view.end()])
         calls, unreadable = self._calls()
@@ -102,7 +102,7 @@ class AnswerReader:
                 self._unshown.append(text)
                 continue
             if not self._parts[kind] and (kind is PieceKind.THOUGHT or self._parts[PieceKind.THOUGHT]):
-                text = text.lstrip("\n")  # what templates write between the markers of a thought and the words
+                text = text.lstrip("\n")  # line breaks that templates write after the markers of a thought
             if text:
                 self._parts[kind].append(text)
                 pieces.append((kind, text))
@@ -124,7 +124,7 @@ class AnswerReader:
         return calls, tuple(call.error for call in written if call.error is not None)
 
     def _rest(self, calls: Sequence[WrittenCall]) -> str:
-        """Content that was held back and turned out not to be part of a call."""
+        """Content that was held back and is not part of a call."""
         if self._held:
             said = "".join(self._unshown)
             before, marker, _ = said.partition(MISTRAL_MARKER)
@@ -158,11 +158,11 @@ def inside_thought(chat: TokenizerChat, prompt_ids: Sequence[int]) -> bool:
 
 
 class TextOfTokens:
-    """The text of tokens that come piece by piece, in linear time: only the last two pieces are decoded again."""
+    """Decodes tokens that arrive in pieces in linear time: only the last two pieces are decoded again."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._before: list[int] = []  # the piece before, as context: some tokenizers drop the first space of a text
+        self._before: list[int] = []  # the previous piece, as context, because some tokenizers drop a leading space
         self._pending: list[int] = []
         self._shown = 0  # characters of the text of both
 

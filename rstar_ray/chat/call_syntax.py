@@ -39,7 +39,7 @@ class CallSyntax(Protocol):
         ...
 
     def attempts(self, text: str) -> bool:
-        """Whether the text contains the beginning of a call; far cheaper than `read`."""
+        """Whether the text contains the beginning of a call; much cheaper than `read`."""
         ...
 
     def read(self, text: str) -> list[WrittenCall]: ...
@@ -90,7 +90,7 @@ def _json_text(value: object) -> str:
 
 
 WholeFn = Callable[[Scan, int], int | None]
-"""For a well-formed call whose body begins at a position: where its closing marker begins."""
+"""Position of the closing marker of a well-formed call whose body begins at a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Marked:
     body: Callable[[str], WrittenCall]  # raises `_Unreadable`
     written: Callable[[str, Mapping[str, Any]], str]
     whole: WholeFn
-    around: tuple[str, str] = ("", "")  # of a turn's calls together
+    around: tuple[str, str] = ("", "")  # text around all calls of a turn
 
     def attempts(self, text: str) -> bool:
         return self.opens in text
@@ -127,7 +127,7 @@ class Marked:
         return self.around[0] + self.written(name, arguments) + self.around[1]
 
     def _at(self, scan: Scan, start: int) -> tuple[WrittenCall | None, int]:
-        """The call that opens at `start`, and where it ends; None where prose only names the marker."""
+        """The call that opens at `start`, and its end; None if the text only mentions the marker."""
         inside = start + len(self.opens)
         end = self.whole(scan, inside)
         if end is None:
@@ -170,7 +170,7 @@ def _made(text: str, found: Sequence[_Found]) -> list[WrittenCall]:
     """The calls of the text without quoted ones; with `fenced`, those in a fence that ends the turn."""
     fences = _fences(text) if found else []
     made: list[WrittenCall] = []
-    ends_turn = True  # what follows the call is blank, a fence, or another call of which this is true
+    ends_turn = True  # only blanks, a fence, or other such calls follow the call
     after = len(text)
     for one in reversed(found):
         ends_turn = ends_turn and _only_fences(text[one.end : after])
@@ -187,7 +187,7 @@ def _made(text: str, found: Sequence[_Found]) -> list[WrittenCall]:
 
 
 def _fences(text: str) -> list[int]:
-    """Where lines begin that open or close a code fence."""
+    """Positions of lines that open or close a code fence."""
     found: list[int] = []
     if "```" not in text:
         return found
@@ -200,16 +200,16 @@ def _fences(text: str) -> list[int]:
 
 
 def _only_fences(text: str) -> bool:
-    """Only blanks and lines that open or close a code fence."""
+    """Whether the text has only blanks and lines that open or close a code fence."""
     return all(not line or line.startswith("```") for line in map(str.strip, text.split("\n")))
 
 
 _JSON_OUTSIDE_AND_STRINGS = re.compile(r'(?:[^"<\\]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
-"""Whole strings, and between them what JSON may hold: no `<` and no backslash."""
+"""Complete strings, and between them JSON text: no `<` and no backslash."""
 
 
 def _json_whole(closes: str) -> WholeFn:
-    """Where a JSON value ends right before `closes`."""
+    """A function for the end of a JSON value that is directly followed by `closes`."""
 
     def end(scan: Scan, position: int) -> int | None:
         stop = past(_JSON_OUTSIDE_AND_STRINGS, scan.text, position)
@@ -265,7 +265,7 @@ def _named(text: str, opens: str, position: int) -> int | None:
 
 
 def _argument_end(rest: Scan, closes: str, next_opens: str, position: int) -> int:
-    """Where the closing marker of an argument begins: the first that another argument or the end follows; or -1."""
+    """Position of an argument's closing marker: the first one followed by another argument or the end; or -1."""
     text = rest.text
     follows = rest.find_pair(closes, next_opens, position)
     last = len(text) - len(closes) if text.endswith(closes, position) else -1
@@ -377,7 +377,7 @@ DEEPSEEK = Marked(
     lambda scan, position: None,
     ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
 )
-"""DeepSeek V3's, R1's and V3.1's markers, all of them special tokens."""
+"""Markers of DeepSeek V3, R1 and V3.1; all are special tokens."""
 
 
 # ---------------------------------------------------------------- without a closing marker
@@ -391,7 +391,7 @@ _JSON_SPACES = re.compile(r"[ \t\r\n]*+")
 
 @dataclass(frozen=True, slots=True)
 class LlamaJson:
-    """Llama 3.1's: the whole turn is `{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`."""
+    """Llama 3.1: the whole turn is `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`."""
 
     name: str = "llama_json"
     typed: bool = True
@@ -426,7 +426,7 @@ def _json_values(text: str) -> list[str]:
         except (ValueError, RecursionError):
             end = len(text)
         position = past(_JSON_SPACES, text, end)
-        if position < len(text) and text[position] != ";":  # prose after a call: the turn is not a call alone
+        if position < len(text) and text[position] != ";":  # text after a call: the turn is not only a call
             return [*parts, text[begin:]]
         parts.append(text[begin:end])
         position = past(_JSON_SPACES, text, position + 1)
@@ -434,7 +434,7 @@ def _json_values(text: str) -> list[str]:
 
 
 MISTRAL_MARKER = "[TOOL_CALLS]"
-"""The text between a turn's words and its calls."""
+"""The text between a turn's content and its calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ THOUGHTS = (
     Thought("<seed:think>", "</seed:think>"),
     Thought("<thought>", "</thought>"),
 )
-"""Known markers; the first is looked for in every model's text, whatever its template says."""
+"""Known markers; the first is searched in every model's text, regardless of its template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Frame:
 
     head: str
     tail: str
-    trims: bool = False  # blanks at both ends of the words are dropped
-    quotes: bool = False  # the words are written as a JSON string
+    trims: bool = False  # blanks at both ends of the message are removed
+    quotes: bool = False  # the message is written as a JSON string
 
     def words(self, text: str) -> str:
         """The message as the template would write it."""
@@ -44,18 +44,18 @@ class Frame:
 class TemplateFacts:
     """How a template treats its inputs, found by rendering."""
 
-    has_system: bool  # otherwise a system text is put before the first question
+    has_system: bool  # otherwise a system text precedes the first question
     shows_tools: bool  # otherwise they are described in the system text
     writes_calls: bool  # otherwise calls are written into the text of the assistant
     has_tool_role: bool  # otherwise results come in a user's message
-    arguments_as_text: bool  # it wants a call's arguments as JSON text, not as an object
+    arguments_as_text: bool  # it needs a call's arguments as JSON text, not as an object
     keeps_thoughts: bool  # it writes `reasoning_content`
-    wants_ids: bool = False  # it refuses calls and results without an id, as Mistral's do
+    wants_ids: bool = False  # it refuses calls and results without an id, like Mistral's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatProfile:
-    """How turns begin and end, which tokens stop, how calls are written, whether the model thinks and where."""
+    """Beginning and end of turns, stop tokens, syntax of calls, and the model's reasoning."""
 
     template: TemplateFacts
     template_source: str  # "the tokenizer's own", or a file

@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any
 
 SENTINELS = ("\n", "\u2402", ".", "x")
-"""Put before a part that does not begin the text, while it is tokenized."""
+"""Precedes a part that does not begin the text, while it is tokenized."""
 
 
 class Encoder:
-    """One tokenizer; it adds no token to the text, such as a beginning of sequence."""
+    """A tokenizer that adds no tokens to the text, such as a beginning of sequence."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -24,11 +24,11 @@ class Encoder:
         self._after_specials = self.puts_space_first and self._puts_space_after_specials()
 
     def encode(self, text: str, *, after: str = "", plain: bool = False) -> list[int]:
-        """The tokens of `text` behind `after`; with `plain` it becomes no control token, whatever it spells."""
+        """The tokens of `text` after `after`; with `plain` no part of it becomes a control token."""
         return self.encode_all([text], after=[after], plain=plain)[0]
 
     def encode_all(self, texts: Sequence[str], *, after: Sequence[str], plain: bool = False) -> list[list[int]]:
-        """The tokens of each of `texts`, where it follows the matching text of `after`."""
+        """The tokens of each of `texts`, as they follow the corresponding text of `after`."""
         if not self.puts_space_first or not texts:
             return self._encode(texts, plain=plain)
         held = [bool(text) and self._continues(before) for text, before in zip(texts, after, strict=True)]

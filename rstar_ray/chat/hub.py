@@ -1,4 +1,4 @@
-"""A model by its name on the Hugging Face hub: fetched once, then a folder like any other."""
+"""Downloads a model from the Hugging Face hub once, and returns its folder."""
 
 import re
 from pathlib import Path

@@ -24,7 +24,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class SyntaxOf(Protocol):
-    """Makes a syntax of calls that rstar_ray does not have itself, by its name, for a tokenizer and its tools."""
+    """Creates a call syntax that rstar_ray does not have, by its name, for a tokenizer and its tools."""
 
     def __call__(self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallSyntax: ...
 
@@ -82,7 +82,7 @@ def configured_chat(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer; raises `ConfigError` where it is missing or cannot be read."""
+    """The folder's tokenizer; raises `ConfigError` if it is missing or cannot be read."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError("--model", f"{folder} has no tokenizer", "copy the model's tokenizer files there")
     from transformers import AutoTokenizer
@@ -108,7 +108,7 @@ def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
 
 
 def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:
-    """Refuse a token without a row in the model's embedding: its first use would end the run."""
+    """Refuse a token without a row in the model's embedding, because its first use would end the run."""
     config = _json(folder / "config.json")
     part = config.get("text_config")
     size = (cast(dict[str, Any], part) if isinstance(part, dict) and part else config).get("vocab_size")
@@ -147,7 +147,7 @@ def _template(path: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file."""
+    """The content of a JSON file; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:

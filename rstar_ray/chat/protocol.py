@@ -27,19 +27,19 @@ execute_python_code_with_standard_io and adds a "return" field; the released cod
 
 
 def with_protocol(config: ChatConfig) -> ChatConfig:
-    """The settings, with the protocol's values where they are left open."""
+    """The settings, with the protocol's values for unset ones."""
     chosen = PROTOCOLS[config.protocol]
     return replace(config, **{name: value for name, value in chosen.items() if not getattr(config, name)})
 
 
 def python_tool(config: ChatConfig) -> ToolSpec:
-    """The built-in tool as the model sees it. Raises `ConfigError` for a schema file that does not describe it."""
+    """The built-in tool with its schema for the model. Raises `ConfigError` for a schema file of another tool."""
     path = with_protocol(config).tool_schema
     return with_schema(PYTHON_TOOL, read_schema(path)) if path else PYTHON_TOOL
 
 
 def read_schema(path: str) -> dict[str, Any]:
-    """A tool as chat templates take it, `{"type": "function", "function": {...}}`. Raises `ConfigError`."""
+    """A tool in the format of chat templates, `{"type": "function", "function": {...}}`. Raises `ConfigError`."""
     hint = 'give JSON of {"type": "function", "function": {"name", "description", "parameters"}}'
     try:
         schema: Any = json.loads(Path(path).expanduser().read_bytes())

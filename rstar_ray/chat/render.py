@@ -29,7 +29,7 @@ CALL_ID = "call00001"
 
 
 class Renderer:
-    """`render(messages, tools)` by one tokenizer's template; raises whatever the template raises."""
+    """`render(messages, tools)` with one tokenizer's template; raises the template's errors."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Renderer:
         self._switches = dict(switches or {})
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, opens: bool) -> str:
-        """The text of a conversation; with `opens`, up to where the assistant continues."""
+        """The text of a conversation; with `opens`, including the beginning of the assistant's next turn."""
         written = self._written(messages, tools)
         shown = list(tools) if tools and self._facts.shows_tools else None
         text = self._tokenizer.apply_chat_template(

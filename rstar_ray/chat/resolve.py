@@ -95,7 +95,7 @@ def thinking_switches(thinking: str) -> dict[str, bool]:
 
 
 class _TemplateProbe:
-    """One template, asked question by question."""
+    """Examines one template by rendering conversations."""
 
     def __init__(self, tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -> None:
         self._tokenizer = tokenizer
@@ -140,12 +140,12 @@ class _TemplateProbe:
     def _render(
         self, *messages: Message, tools: bool = False, opens: bool = False, facts: TemplateFacts | None = None
     ) -> str:
-        """Raises whatever the template raises."""
+        """Render; raises the template's errors."""
         renderer = Renderer(self._tokenizer, facts or self._facts, self._syntax, self._thought, switches=self._switches)
         return renderer.render(messages, [PROBE_TOOL] if tools else None, opens=opens)
 
     def _rendered(self, *messages: Message, facts: TemplateFacts, tools: bool = False) -> str:
-        """Empty where the template raises."""
+        """Render; empty if the template raises."""
         try:
             return self._render(*messages, tools=tools, facts=facts)
         except Exception:  # a template may raise any exception
@@ -173,7 +173,7 @@ class _TemplateProbe:
         return opening
 
     def _opened_by_the_question(self, closed: str) -> bool:
-        """Whether the assistant's words follow immediately, as after `[/INST]`."""
+        """Whether the assistant's text follows immediately, as after `[/INST]`."""
         head, found, _ = self._rendered(_user(), _said(SAID), facts=self._facts).partition(SAID)
         return bool(found) and head.rstrip() == closed.rstrip()
 
@@ -268,7 +268,7 @@ class _TemplateProbe:
                     self._syntax = syntax
                     return syntax.name
                 if hasattr(syntax, "opens"):
-                    break  # its marker is found wherever it stands
+                    break  # its marker may be at any position
         said = rendered.split(USER, 1)[-1]
         known = next((name for begins, name in VLLM_PARSERS.items() if begins in said), "")
         hint = f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>"
@@ -355,7 +355,7 @@ class _TemplateProbe:
             if end in called:
                 head = called[called.index(end) + len(end) :]
                 return end, Frame(head, tail, trims=trims, quotes=quotes), between
-        if self._config.stop:  # an end that the template itself makes does not count
+        if self._config.stop:  # the template's end does not count
             call_text = called[: _shared(self._render(_user(), _calling()).rpartition(SAID)[2], called)].rstrip()
             return answer_end, Frame(called[len(call_text) :], tail, trims=trims, quotes=quotes), between
         raise ConfigError(
@@ -366,7 +366,7 @@ class _TemplateProbe:
 
 
 def _shared(one: str, other: str) -> int:
-    """The common prefix of both."""
+    """The common prefix of two texts."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

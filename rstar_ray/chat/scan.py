@@ -42,7 +42,7 @@ class Scan:
 
 
 def past(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Where the pattern, which always matches, ends."""
+    """The end of the match of a pattern that always matches."""
     found = pattern.match(text, position)
     assert found is not None
     return found.end()

@@ -39,12 +39,12 @@ def _after_unclosed(text: str, thought: Thought) -> str:
 
 
 def where_calls_stand(text: str, thought: Thought, *, inside: bool) -> str:
-    """The part of `text` whose calls are made."""
+    """The part of `text` whose calls count."""
     return text if thought.holds_calls else spoken(text, thought, inside=inside)
 
 
 class PieceKind(StrEnum):
-    """What a piece of text is."""
+    """Kind of a piece of text."""
 
     THOUGHT = "thought"
     SAID = "said"
@@ -65,7 +65,7 @@ class Streamed:
         self.call_texts: list[str] = []  # text of each call so far, with markers; the last may be unfinished
 
     def feed(self, text: str) -> Iterator[tuple[PieceKind, str]]:
-        """What can be shown now that `text` has come."""
+        """Add `text`; returns the pieces that can be shown now."""
         scan, position = Scan(self._kept + text), 0
         self._kept = ""
         while True:
@@ -81,7 +81,7 @@ class Streamed:
             self._pass(marker)
 
     def end(self) -> Iterator[tuple[PieceKind, str]]:
-        """The text that was kept back and is not a marker after all."""
+        """The text that was held back and is not a marker."""
         text, self._kept = self._kept, ""
         yield from self._shown(text)
 

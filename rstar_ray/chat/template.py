@@ -1,4 +1,4 @@
-"""Text to tokens and back: the prompt, tool results, and parsing of what the policy wrote.
+"""Converts text to tokens and back: the prompt, tool results, and parsing of the policy's text.
 
 Sampled tokens are only decoded, never encoded again.
 """
@@ -47,7 +47,7 @@ class ChatFormat(Protocol):
 
 
 class TokenizerChat:
-    """`ChatFormat` by a Hugging Face tokenizer and what `resolve` found out about it.
+    """`ChatFormat` with a Hugging Face tokenizer and the profile that `resolve` found.
 
     `system` and, with `shows_tools`, the tools come before the problem, `before` in its message; empty, they do not.
     """
@@ -84,9 +84,7 @@ class TokenizerChat:
         self._answer_tail = encode(frame.tail, after=_WORDS)
         self._answer_separator = encode(profile.tool_separator, after=_WORDS)
         control = [re.escape(str(token)) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.control_tokens = re.compile(
-            "|".join(control) or r"(?!)"
-        )  # foreign text never contains them, whatever it spells
+        self.control_tokens = re.compile("|".join(control) or r"(?!)")  # text from outside never contains them
         self._thinks_after_tools = frame.tail.rstrip().endswith(profile.thought.opens)
 
     @property
@@ -94,7 +92,7 @@ class TokenizerChat:
         return self._tokenizer
 
     def prompt_ids(self, problem: Problem) -> list[int]:
-        """The rendered problem up to where the policy begins, shape [P]."""
+        """The tokens of the rendered problem up to the policy's turn, [P]."""
         return [
             *self._prompt_head,
             *self._words(self._prompt.words(self._before + problem.problem), after=self._prompt.head),
@@ -102,7 +100,7 @@ class TokenizerChat:
         ]
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
-        """The tokens of all results of one turn, up to where the policy continues."""
+        """The tokens of all results of one turn, up to the policy's next turn."""
         return self._tool_text_ids([result.text for result in results])
 
     def _tool_text_ids(self, texts: Sequence[str]) -> list[int]:
@@ -114,7 +112,7 @@ class TokenizerChat:
         return ids + self._answer_tail
 
     def user_answer_ids(self, text: str) -> list[int]:
-        """The tokens of the other side's reply, up to where the policy continues."""
+        """The tokens of the environment's reply, up to the policy's next turn."""
         head, tail = self._user_frame()
         opened = self.encoder.encode(head, after=self.profile.answer_end)
         return [*opened, *self._words(text, after=head), *self.encoder.encode(tail, after=_WORDS)]
@@ -129,7 +127,7 @@ class TokenizerChat:
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
     def conversation_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A whole conversation up to where the policy continues; messages never become control tokens.
+        """The tokens of a conversation up to the policy's next turn; messages never become control tokens.
 
         Raises `ValueError` where the template refuses it.
         """
@@ -206,7 +204,7 @@ class TokenizerChat:
         return [(self.syntax.opens, self.syntax.closes)] if isinstance(self.syntax, Marked) else []
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decoded with special tokens: in some families they mark a call."""
+        """Decode with special tokens, because in some families they mark a call."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _prompt_frame(self) -> Frame:
@@ -256,7 +254,7 @@ class TokenizerChat:
         return _framed(parts, roles, self.profile.tool_frame)
 
     def _words(self, text: str, *, after: str) -> list[int]:
-        """Encode foreign text: whatever it spells, it never becomes a control token."""
+        """Encode text from outside, which never becomes control tokens."""
         return self.encoder.encode(text, after=after, plain=True)
 
 
@@ -281,7 +279,7 @@ def _framed(parts: list[str], roles: Sequence[str], tool_frame: Frame) -> tuple[
 def chat_of(
     tokenizer: Any, *, instruct: bool, generation: Mapping[str, Any] | None = None, config: ChatConfig | None = None
 ) -> TokenizerChat:
-    """The chat of a tokenizer at hand; `instruct` puts the tool's schema and the answer format before the problem."""
+    """The chat of a loaded tokenizer; `instruct` puts the tool's schema and the answer format before the problem."""
     config = config or ChatConfig()
     profile = resolve(tokenizer, generation or {}, config)
     system = instructions([PYTHON_TOOL]) if instruct else ""

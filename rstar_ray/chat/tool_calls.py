@@ -12,9 +12,9 @@ from rstar_ray.trajectory import ToolCall
 
 ONLY_PYTHON = {PYTHON_TOOL.name: PYTHON_TOOL}
 MAX_CHARS = 2**18
-"""Longest turn whose calls are parsed. Parsing happens on the event loop, so its time has to be bounded."""
+"""Longest turn whose calls are parsed, because parsing blocks the event loop."""
 MAX_CALLS = 1_024
-"""Most calls of a turn: each call gets a result, and the results have to be encoded."""
+"""Most calls of a turn, because each call's result must be encoded."""
 
 
 def parse_tool_calls(

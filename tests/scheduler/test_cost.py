@@ -28,7 +28,7 @@ def test_the_risk_is_one_percent_at_ten_steps_and_all_is_filled_where_computing_
         ("[1]", "'the record' is [1], not an object"),
         ("{", "Expecting"),
         (json.dumps({**asdict(COST), "fixed_s": -1}), "'fixed_s' is -1; give seconds, 0 or more"),
-        (json.dumps({**asdict(COST), "fixed_s": 0}), "'fixed_s' is 0; no decode step takes no time"),
+        (json.dumps({**asdict(COST), "fixed_s": 0}), "'fixed_s' is 0; every decode step takes time"),
         (json.dumps({"fixed_s": 1}), "'per_context_s' is missing; `make calibrate"),
         (json.dumps({**asdict(COST), "per_step_s": 1}), "'per_step_s' is unknown (known: fixed_s, "),
     ],
