@@ -68,7 +68,7 @@ def footprint() -> dict[str, int]:
 
 
 def _ours(entry: Path) -> bool:
-    """True for children of this process, and for whatever lives under a cell's uid.
+    """True for children of this process, and for whatever lives under a worker's uid.
 
     A dead one that is another's child has only not been reaped by the machine's init yet.
     """
@@ -115,7 +115,7 @@ async def soak(options: SoakOptions) -> dict[str, Any]:
                 if sum(outcomes.values()) % max(options.calls // 20, 1) == 0:
                     memory.append(_resident_kb())
                     print(
-                        f"{options.calls - left} calls, {memory[-1]} kB, {pool.stats().cells_lost} lost",
+                        f"{options.calls - left} calls, {memory[-1]} kB, {pool.stats().workers_lost} lost",
                         file=sys.stderr,
                     )
 
@@ -133,8 +133,8 @@ async def soak(options: SoakOptions) -> dict[str, Any]:
         "outcomes": {str(outcome): count for outcome, count in sorted(outcomes.items())},
         "wrong": wrong,
         "retried": stats.retried,
-        "cells_lost": stats.cells_lost,
-        "cells_replaced": stats.cells_replaced,
+        "workers_lost": stats.workers_lost,
+        "workers_replaced": stats.workers_replaced,
         "timed_out_share": round(stats.timed_out_s / max(stats.running_s, 1e-9), 3),
         "memory_kb": memory,
         "leaked": {name: after[name] - before[name] for name in before if name != "resident_kb"},

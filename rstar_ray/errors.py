@@ -88,7 +88,7 @@ class SandboxClosed(SandboxError):
 
 
 class SandboxLost(SandboxError):
-    """The isolated process of every attempt died without an answer."""
+    """The worker of every attempt died without an answer."""
 
 
 class SandboxLate(SandboxError):
@@ -96,7 +96,7 @@ class SandboxLate(SandboxError):
 
 
 class SandboxSlow(SandboxError):
-    """No isolated process was ready in time, although the call was accepted."""
+    """No worker was ready in time, although the call was accepted."""
 
 
 class InterpreterFailed(SandboxError):

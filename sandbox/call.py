@@ -1,4 +1,4 @@
-"""Accepted calls, the fair queue in which they wait, and the message that a cell receives."""
+"""Accepted calls, the fair queue in which they wait, and the message that a worker receives."""
 
 import asyncio
 import sys
@@ -73,7 +73,7 @@ class Call:
     accepted_at: float
     started_at: float = 0.0  # 0.0: still waiting
     attempts: int = 0
-    cell: WorkerHandle | None = None
+    worker: WorkerHandle | None = None
     text_bytes: int = 0  # while waiting
 
 
@@ -125,7 +125,7 @@ def preload_set_for(request: ExecutionRequest) -> str:
 
 
 def message_for(request: ExecutionRequest, number: int) -> tuple[wire.CallHeader, bytes, bytes]:
-    """Header, source and input that a cell receives for call `number`."""
+    """Header, source and input that a worker receives for call `number`."""
     limits = request.limits
     source = request.code
     if request.language == "cpp":

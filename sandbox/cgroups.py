@@ -1,7 +1,7 @@
 """Control groups (v2) for programs that may start processes, if groups are delegated to this process.
 
-Each cell has one group, which its program and all its processes join. The kernel then counts memory, processes and CPU
-time of the process tree. Without delegation every process is bounded separately (reason: `Groups.description`).
+Each worker has one group, which its program and all its processes join. The kernel then counts memory, processes and
+CPU time of the process tree. Without delegation every process is bounded separately (reason: `Groups.description`).
 """
 
 import contextlib
@@ -69,18 +69,18 @@ def own_group() -> str:
 
 
 class Groups:
-    """The groups of one pool's cells; none if `place` is empty."""
+    """The groups of one pool's workers; none if `place` is empty."""
 
     def __init__(self, tree: KernelTree, place: str, description: str, prefix: str) -> None:
         self._tree = tree
         self._place = place
         self._prefix = prefix
         self._spent: set[str] = set()  # to be removed when their processes have ended
-        self._kills: dict[int, int] = {}  # processes killed for memory, by cell
+        self._kills: dict[int, int] = {}  # processes killed for memory, by worker
         self.description = description  # resources that the kernel counts, or the reason why there are no groups
 
     def make(self, number: int, max_processes: int) -> str:
-        """Create the group of a new cell; empty if there are no groups. Raises OSError."""
+        """Create the group of a new worker; empty if there are no groups. Raises OSError."""
         if not self._place:
             return ""
         path = self._path(number)
@@ -95,13 +95,13 @@ class Groups:
         return path
 
     def bound(self, number: int, memory_bytes: int) -> None:
-        """Set the memory limit of a cell's next program, for all its processes and files together."""
+        """Set the memory limit of a worker's next program, for all its processes and files together."""
         if self._place:
             with contextlib.suppress(OSError):  # the previous program still uses more: rlimits bound this one
                 self._tree.write(f"{self._path(number)}/memory.max", str(memory_bytes))
 
     def ran_out(self, number: int) -> bool:
-        """Whether the kernel has killed processes of this cell for memory since the last call."""
+        """Whether the kernel has killed processes of this worker for memory since the last call."""
         if not self._place:
             return False
         before, self._kills[number] = self._kills.get(number, 0), self._count_kills(number)
@@ -115,7 +115,7 @@ class Groups:
         return 0
 
     def remove(self, number: int) -> None:
-        """Kill the remaining processes in a cell's group, and remove the group."""
+        """Kill the remaining processes in a worker's group, and remove the group."""
         if not self._place:
             return
         self._kills.pop(number, None)

@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 256
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Variables of our process that are not passed to a command."""
 _NUMBERS = itertools.count(os.getpid() % 1024 * 4096)
-_FIRST_UID = FIRST_UID + 2**20  # above those of the pools' cells
+_FIRST_UID = FIRST_UID + 2**20  # above those of the pools' workers
 _BOOT = (
     "import sys,socket,json;c=socket.socket(fileno=int(sys.argv[1]));o=json.load(open(int(sys.argv[2])));"
     "sys.path.insert(0,o['root']);from sandbox.jail import command;command.main(c,o)"

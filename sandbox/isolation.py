@@ -38,7 +38,7 @@ class IsolationReport:
     """The isolation level of a pool, with evidence."""
 
     level: IsolationLevel
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])  # reported by the first cell
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])  # reported by the first worker
     contained: int = 0  # number of probes in the self-test, all of which were refused
 
 

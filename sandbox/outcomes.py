@@ -1,4 +1,4 @@
-"""Turns a cell's report into the caller's result, and into the text that the model reads."""
+"""Turns a worker's report into the caller's result, and into the text that the model reads."""
 
 import os
 import signal

@@ -3,8 +3,8 @@
     async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.run(ExecutionRequest(code="1 + 1"))
 
-One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`. A call whose cell dies
-is repeated in another cell, so a program may run twice, but has one result.
+One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`. A call whose worker
+dies is repeated in another worker, so a program may run twice, but has one result.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class SandboxPool:
         return self._report
 
     async def start(self) -> IsolationReport:
-        """Start servers and cells and test the jail; returns the level of isolation.
+        """Start servers and workers and test the jail; returns the level of isolation.
 
         Raises SandboxError, with the reason and a fix, if no accepted level works.
         """
@@ -147,7 +147,7 @@ class SandboxPool:
 
     async def _try_level(self, groups: WorkerGroups, workspaces: Workspaces) -> IsolationReport:
         """Start the lean server and attack its jail. Raises SandboxError with the reason."""
-        first = await groups.first_cell()
+        first = await groups.first_worker()
         self._open = True
         facts = {"cgroup": workspaces.groups.description} | first.facts
         if groups.level is IsolationLevel.PROCESS:
@@ -174,9 +174,9 @@ class SandboxPool:
     def _stop_everything(self) -> None:
         self._open = False
         for group in self._worker_groups.close() if self._worker_groups is not None else ():
-            for cell in group.cells:
-                if cell.call is not None:
-                    self._fail(cell.call, SandboxClosed("the pool closed before the program ended"))
+            for worker in group.workers:
+                if worker.call is not None:
+                    self._fail(worker.call, SandboxClosed("the pool closed before the program ended"))
             while group.queue:
                 self._fail(group.queue.pop(), SandboxClosed("the pool closed before the program started"))
         self._running = 0
@@ -223,14 +223,14 @@ class SandboxPool:
         self._counts["accepted"] += 1
         self._waiting.enter(call)
         group.queue.push(caller, call)
-        self.cells_are_idle()
+        self.workers_are_idle()
         return answer
 
     def _settle(self, call: Call, timer: asyncio.TimerHandle) -> None:
         """End the program of a call that has ended for any reason."""
         timer.cancel()
-        if call.cell is not None:
-            call.cell.say(wire.CANCEL)  # nothing waits for its result
+        if call.worker is not None:
+            call.worker.say(wire.CANCEL)  # nothing waits for its result
         elif call.started_at == 0.0:
             self._waiting.leave(call)
         call.request = NOTHING  # frees its text: the call may stay in a queue for a while
@@ -241,7 +241,7 @@ class SandboxPool:
             self._counts["failed"] += 1
             call.answer.set_exception(error)
 
-    def _give(self, group: WorkerGroup, cell: WorkerHandle, call: Call) -> None:
+    def _give(self, group: WorkerGroup, worker: WorkerHandle, call: Call) -> None:
         message, code, stdin = message_for(call.request, call.number)
         if call.started_at == 0.0:
             self._waiting.leave(call)
@@ -249,21 +249,21 @@ class SandboxPool:
             self._seconds["waiting"] += call.started_at - call.accepted_at
         self._running += 1
         call.attempts += 1
-        call.cell, cell.call = cell, call
-        cell.calls += 1
+        call.worker, worker.call = worker, call
+        worker.calls += 1
         if message.flags & wire.PROCESSES_ALLOWED and self._workspaces is not None:
-            self._workspaces.groups.bound(cell.number, message.memory_bytes + SCRATCH_BYTES)
-        cell.last_heard = asyncio.get_running_loop().time()
+            self._workspaces.groups.bound(worker.number, message.memory_bytes + SCRATCH_BYTES)
+        worker.last_heard = asyncio.get_running_loop().time()
         try:
-            cell.send(message, code, stdin)
+            worker.send(message, code, stdin)
         except OSError:
             assert self._worker_groups is not None
-            self._worker_groups.lose(group, cell, "it takes no program")
+            self._worker_groups.lose(group, worker, "it takes no program")
 
     # Events of the groups
 
-    def cells_are_idle(self) -> None:
-        """Give waiting calls, the oldest first, to idle cells."""
+    def workers_are_idle(self) -> None:
+        """Give waiting calls, the oldest first, to idle workers."""
         while self._worker_groups is not None and self._running < self._slots:
             ready = [group for group in self._worker_groups.everyone() if group.idle and group.queue]
             if not ready:
@@ -273,19 +273,19 @@ class SandboxPool:
             if not call.answer.done():
                 self._give(group, group.idle.pop(), call)
 
-    def program_ended(self, group: WorkerGroup, cell: WorkerHandle, payload: memoryview) -> None:
-        """Process a cell's report of a program's end."""
+    def program_ended(self, group: WorkerGroup, worker: WorkerHandle, payload: memoryview) -> None:
+        """Process a worker's report of a program's end."""
         assert self._worker_groups is not None
-        call = cell.call
+        call = worker.call
         try:
             seen = wire.unpack_result(payload)
             if call is None or seen.call_id != call.number:
                 raise ValueError("an answer to no question")
             result = None if call.answer.done() else read_result(call.request, payload)
         except (struct.error, ValueError):
-            self._worker_groups.lose(group, cell, "its answer makes no sense")
+            self._worker_groups.lose(group, worker, "its answer makes no sense")
             return
-        cell.call = call.cell = None
+        worker.call = call.worker = None
         self._running -= 1
         spent = time.monotonic() - call.started_at
         self._seconds["running"] += spent
@@ -293,26 +293,26 @@ class SandboxPool:
             if (
                 result.outcome is Outcome.KILLED
                 and self._workspaces is not None
-                and self._workspaces.groups.ran_out(cell.number)
+                and self._workspaces.groups.ran_out(worker.number)
             ):
                 result = replace(result, outcome=Outcome.OUT_OF_MEMORY, reason=TREE_OUT_OF_MEMORY)
             self._finished[result.outcome] += 1
             if result.outcome is Outcome.TIMEOUT:
                 self._seconds["timed_out"] += spent
             call.answer.set_result(result)
-        if seen.flags & wire.RETIRE or cell.calls >= self.config.calls_per_cell:
-            self._worker_groups.replace(group, cell)
+        if seen.flags & wire.RETIRE or worker.calls >= self.config.calls_per_worker:
+            self._worker_groups.replace(group, worker)
         else:
-            self._worker_groups.rest(group, cell)
+            self._worker_groups.rest(group, worker)
         self._note_idle()
 
-    def call_lost_its_cell(self, group: WorkerGroup, call: Call) -> None:
-        """Give the call to another cell, up to the configured number of attempts."""
+    def call_lost_its_worker(self, group: WorkerGroup, call: Call) -> None:
+        """Give the call to another worker, up to the configured number of attempts."""
         self._running -= 1
         if call.answer.done():
             pass
         elif call.attempts >= self.config.attempts:
-            self._fail(call, SandboxLost(f"{call.attempts} cells were lost under this call"))
+            self._fail(call, SandboxLost(f"{call.attempts} workers were lost under this call"))
         else:
             self._counts["retried"] += 1
             group.queue.push_front(call.caller, call)
@@ -349,8 +349,8 @@ class SandboxPool:
             finished=dict(self._finished),
             failed=self._counts["failed"],
             retried=self._counts["retried"],
-            cells_replaced=lost["cells_replaced"],
-            cells_lost=lost["cells_lost"],
+            workers_replaced=lost["workers_replaced"],
+            workers_lost=lost["workers_lost"],
             servers_lost=lost["servers_lost"],
             waiting_s=self._seconds["waiting"],
             running_s=self._seconds["running"],

@@ -20,9 +20,9 @@ class PoolStats:
     refused: int  # because the queue was full
     finished: dict[str, int] = field(default_factory=dict[str, int])  # results by outcome
     failed: int  # calls that ended in a SandboxError
-    retried: int  # programs given to a second cell
-    cells_replaced: int  # for age, or because a program left files in its folder
-    cells_lost: int  # died or stuck
+    retried: int  # programs given to a second worker
+    workers_replaced: int  # for age, or because a program left files in its folder
+    workers_lost: int  # died or stuck
     servers_lost: int
     waiting_s: float  # sum over calls: accepted to started
     running_s: float  # sum over calls: started to finished
@@ -38,8 +38,8 @@ def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]
         "rstar_sandbox_refused_total": stats.refused,
         "rstar_sandbox_failed_total": stats.failed,
         "rstar_sandbox_retried_total": stats.retried,
-        "rstar_sandbox_cells_replaced_total": stats.cells_replaced,
-        "rstar_sandbox_cells_lost_total": stats.cells_lost,
+        "rstar_sandbox_workers_replaced_total": stats.workers_replaced,
+        "rstar_sandbox_workers_lost_total": stats.workers_lost,
         "rstar_sandbox_servers_lost_total": stats.servers_lost,
         "rstar_sandbox_waiting_seconds_total": stats.waiting_s,
         "rstar_sandbox_running_seconds_total": stats.running_s,
@@ -61,6 +61,6 @@ def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]
 def lost_since(before: PoolStats | None, now: PoolStats) -> tuple[str, ...]:
     """A log line about processes that have died or were killed and replaced since; empty if there are none."""
     servers = now.servers_lost - (before.servers_lost if before else 0)
-    cells = now.cells_lost - (before.cells_lost if before else 0)
-    lost = [f"{count} {what}" for count, what in ((servers, "warm servers"), (cells, "cells")) if count]
+    workers = now.workers_lost - (before.workers_lost if before else 0)
+    lost = [f"{count} {what}" for count, what in ((servers, "warm servers"), (workers, "workers")) if count]
     return (f"{' and '.join(lost)} of its pool were lost, and others started",) if lost else ()

@@ -1,4 +1,4 @@
-"""The pool's handles for its processes, warm servers and cells, each with a non-blocking channel."""
+"""The pool's handles for its processes, warm servers and workers, each with a non-blocking channel."""
 
 import asyncio
 import contextlib
@@ -195,7 +195,7 @@ def _stat_of(pid: str) -> list[str]:
 
 
 class ForkServer:
-    """A process with libraries imported that forks cells."""
+    """A process with libraries imported that forks workers."""
 
     def __init__(
         self,
@@ -249,8 +249,8 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def fork_cell(self, number: int, home: str, group: str, channel: Channel) -> None:
-        """Request a new cell at the other end of `channel`. Raises OSError."""
+    def fork_worker(self, number: int, home: str, group: str, channel: Channel) -> None:
+        """Request a new worker at the other end of `channel`. Raises OSError."""
         order = json.dumps({"number": number, "home": home, "group": group}).encode()
         channel.expect_pidfd()
         socket.send_fds(self.channel.ours, [order], [channel.theirs.fileno()])
@@ -278,14 +278,14 @@ class ForkServer:
         self._on_end(self._reason)
 
     def kill(self) -> None:
-        """Kill the server; its cells continue until they are released."""
+        """Kill the server; its workers continue until they are released."""
         self.channel.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
 
 
 class WorkerHandle:
-    """The pool's handle of one cell."""
+    """The pool's handle of one worker."""
 
     def __init__(
         self, number: int, preload_set: str, on_event: Callable[["WorkerHandle", int, memoryview], None]
@@ -319,7 +319,7 @@ class WorkerHandle:
         self._on_event(self, wire.FAILED, memoryview(b""))
 
     def send(self, call: wire.CallHeader, code: bytes, stdin: bytes) -> None:
-        """Send a program to an idle cell. Raises OSError if the cell does not accept it."""
+        """Send a program to an idle worker. Raises OSError if the worker does not accept it."""
         self.channel.trust()
         files: list[int] = []
         try:
@@ -339,7 +339,7 @@ class WorkerHandle:
             for descriptor in files:
                 os.close(descriptor)
         if sent < len(message):
-            raise BlockingIOError("the cell does not read")
+            raise BlockingIOError("the worker does not read")
 
     def ping(self) -> None:
         """Request a sign of life."""

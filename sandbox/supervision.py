@@ -10,7 +10,7 @@ SILENCE_S = 1.5  # a process that does not answer for this long is stuck ...
 STARVING_S = 15.0  # ... unless it has run since or is runnable, and only lacks CPU time
 PING_AFTER_S = 0.5
 START_S = 60.0  # for the imports of a warm server on a busy machine
-CELL_START_S = 10.0
+WORKER_START_S = 10.0
 
 
 class ProcessHealth(Enum):
@@ -28,10 +28,10 @@ def overslept(since_last_tick_s: float) -> bool:
     return since_last_tick_s > 4 * TICK_S
 
 
-def on_cell(silent_s: float, *, ready: bool, busy: bool, pinged: bool) -> ProcessHealth:
-    """Action for a silent cell; a busy cell reports without a ping."""
+def on_worker(silent_s: float, *, ready: bool, busy: bool, pinged: bool) -> ProcessHealth:
+    """Action for a silent worker; a busy worker reports without a ping."""
     if not ready:
-        return ProcessHealth.LOST if silent_s > CELL_START_S else ProcessHealth.HEALTHY
+        return ProcessHealth.LOST if silent_s > WORKER_START_S else ProcessHealth.HEALTHY
     if busy or pinged:
         return _on_answer_due(silent_s)
     return ProcessHealth.PING if silent_s > PING_AFTER_S else ProcessHealth.HEALTHY

@@ -1,4 +1,4 @@
-"""Keeps the wanted number of warm servers and cells; replaces them when they age, die or stop answering."""
+"""Keeps the wanted number of warm servers and workers; replaces them when they age, die or stop answering."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from sandbox.processes import ForkServer, WorkerHandle
 from sandbox.supervision import ProcessHealth
 from sandbox.workspaces import Workspaces
 
-MAX_FAILURES = 3  # in a row, of one kind of server or of its cells
+MAX_FAILURES = 3  # in a row, of one kind of server or of its workers
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerGroup:
-    """One kind of warm server, its cells, and the calls that wait for them."""
+    """One kind of warm server, its workers, and the calls that wait for them."""
 
     name: str
     server: ForkServer | None = None
@@ -33,9 +33,9 @@ class WorkerGroup:
     failures: int = 0  # of the server, in a row
     reason: str = ""  # of the last failure
     interpreter_fails: bool = False
-    cell_failures: int = 0
-    forked: int = 0  # cells forked by the current server
-    cells: set[WorkerHandle] = field(default_factory=set[WorkerHandle])
+    worker_failures: int = 0
+    forked: int = 0  # workers forked by the current server
+    workers: set[WorkerHandle] = field(default_factory=set[WorkerHandle])
     idle: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
     queue: FairQueue[Call] = field(default_factory=FairQueue[Call])
 
@@ -47,11 +47,11 @@ class WorkerGroup:
 class Dispatch(Protocol):
     """The pool's interface for its worker groups."""
 
-    def cells_are_idle(self) -> None: ...
+    def workers_are_idle(self) -> None: ...
 
-    def program_ended(self, group: WorkerGroup, cell: WorkerHandle, payload: memoryview) -> None: ...
+    def program_ended(self, group: WorkerGroup, worker: WorkerHandle, payload: memoryview) -> None: ...
 
-    def call_lost_its_cell(self, group: WorkerGroup, call: Call) -> None: ...
+    def call_lost_its_worker(self, group: WorkerGroup, call: Call) -> None: ...
 
     def no_server(self, group: WorkerGroup) -> None: ...
 
@@ -70,11 +70,11 @@ class WorkerGroups:
     ) -> None:
         self.level = level
         self.counts: Counter[str] = Counter()
-        self.changed = asyncio.Event()  # a server or a cell became ready, or failed
+        self.changed = asyncio.Event()  # a server or a worker became ready, or failed
         self._pool = pool
         self._config = config
         self._python = python  # the interpreter of the programs
-        self._wanted = slots + config.spare_cells
+        self._wanted = slots + config.spare_workers
         self._workspaces = workspaces
         self._groups: dict[str, WorkerGroup] = {}
         self._instead: dict[str, str] = {}  # substitutes for unavailable preload sets
@@ -97,8 +97,8 @@ class WorkerGroups:
         """All groups that were started."""
         return list(self._groups.values())
 
-    async def first_cell(self) -> WorkerHandle:
-        """Wait for a ready cell of the lean server.
+    async def first_worker(self) -> WorkerHandle:
+        """Wait for a ready worker of the lean server.
 
         Raises SandboxError; SandboxSlow if the time was too short, InterpreterFailed if the interpreter does not start.
         """
@@ -107,10 +107,10 @@ class WorkerGroups:
         while not lean.idle:
             if lean.interpreter_fails:
                 raise InterpreterFailed(lean.reason)
-            if lean.failures or lean.cell_failures:
+            if lean.failures or lean.worker_failures:
                 raise SandboxError(lean.reason)
             if time.monotonic() > end:
-                raise SandboxSlow(f"no cell within {supervision.START_S:g} s")
+                raise SandboxSlow(f"no worker within {supervision.START_S:g} s")
             self.changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), 0.5)
@@ -121,93 +121,93 @@ class WorkerGroups:
         self._open = False
         groups, self._groups = self.everyone(), {}
         for group in groups:
-            for cell in group.cells:
-                cell.channel.kill()
+            for worker in group.workers:
+                worker.channel.kill()
             for server in [group.server, *group.retired]:
                 if server is not None:
                     server.kill()
         return groups
 
-    # Cells
+    # Workers
 
-    def _on_cell_event(self, cell: WorkerHandle, event: int, payload: memoryview) -> None:
-        group = self._groups.get(cell.preload_set)
-        if group is None or cell not in group.cells:
+    def _on_worker_event(self, worker: WorkerHandle, event: int, payload: memoryview) -> None:
+        group = self._groups.get(worker.preload_set)
+        if group is None or worker not in group.workers:
             return
         if event == wire.HELLO:
-            group.cell_failures = group.failures = 0
-            self.rest(group, cell)
+            group.worker_failures = group.failures = 0
+            self.rest(group, worker)
             self.changed.set()
         elif event == wire.RESULT:
-            self._pool.program_ended(group, cell, payload)
+            self._pool.program_ended(group, worker, payload)
         else:
-            self.lose(group, cell, "it ended")
+            self.lose(group, worker, "it ended")
 
-    def rest(self, group: WorkerGroup, cell: WorkerHandle) -> None:
-        """Mark a cell as idle."""
-        group.idle.append(cell)
-        self._pool.cells_are_idle()
+    def rest(self, group: WorkerGroup, worker: WorkerHandle) -> None:
+        """Mark a worker as idle."""
+        group.idle.append(worker)
+        self._pool.workers_are_idle()
 
-    def replace(self, group: WorkerGroup, cell: WorkerHandle) -> None:
-        """Replace a cell that has reached its number of calls, or must retire."""
-        self.counts["cells_replaced"] += 1
-        self._discard(group, cell)
+    def replace(self, group: WorkerGroup, worker: WorkerHandle) -> None:
+        """Replace a worker that has reached its number of calls, or must retire."""
+        self.counts["workers_replaced"] += 1
+        self._discard(group, worker)
         self._fill(group)
-        self._pool.cells_are_idle()
+        self._pool.workers_are_idle()
 
-    def lose(self, group: WorkerGroup, cell: WorkerHandle, reason: str) -> None:
-        """End a cell that died, is stuck or sent an invalid answer; its call is reported to the pool."""
-        call, started = cell.call, cell.ready
-        self._discard(group, cell)
+    def lose(self, group: WorkerGroup, worker: WorkerHandle, reason: str) -> None:
+        """End a worker that died, is stuck or sent an invalid answer; its call is reported to the pool."""
+        call, started = worker.call, worker.ready
+        self._discard(group, worker)
         if started:
-            self.counts["cells_lost"] += 1
-            _log.debug("a cell of the %s server is lost, %s", group.name, reason)
+            self.counts["workers_lost"] += 1
+            _log.debug("a worker of the %s server is lost, %s", group.name, reason)
         else:
-            self._cell_did_not_start(group, cell.failure or f"a cell did not start: {reason}")
+            self._worker_did_not_start(group, worker.failure or f"a worker did not start: {reason}")
         self._fill(group)
         if call is not None:
-            cell.call = call.cell = None
-            self._pool.call_lost_its_cell(group, call)
-        self._pool.cells_are_idle()
+            worker.call = call.worker = None
+            self._pool.call_lost_its_worker(group, call)
+        self._pool.workers_are_idle()
 
-    def _cell_did_not_start(self, group: WorkerGroup, reason: str) -> None:
-        group.cell_failures += 1
+    def _worker_did_not_start(self, group: WorkerGroup, reason: str) -> None:
+        group.worker_failures += 1
         group.reason = reason
         self.changed.set()
-        if self._open and group.cell_failures >= MAX_FAILURES and group.server is not None:
-            group.cell_failures = 0
+        if self._open and group.worker_failures >= MAX_FAILURES and group.server is not None:
+            group.worker_failures = 0
             group.server.kill()
             self._server_lost(group, reason)
 
-    def _discard(self, group: WorkerGroup, cell: WorkerHandle) -> None:
-        cell.channel.kill()
-        group.cells.discard(cell)
-        if cell in group.idle:
-            group.idle.remove(cell)
-        self._workspaces.give_back(cell.number, self.level)
+    def _discard(self, group: WorkerGroup, worker: WorkerHandle) -> None:
+        worker.channel.kill()
+        group.workers.discard(worker)
+        if worker in group.idle:
+            group.idle.remove(worker)
+        self._workspaces.give_back(worker.number, self.level)
 
     def _fill(self, group: WorkerGroup) -> None:
-        """Start cells up to the number that may run at once, and the spare ones."""
+        """Start workers up to the number that may run at once, and the spare ones."""
         server = group.server
-        if not self._open or server is None or not server.ready or group.cell_failures >= MAX_FAILURES:
+        if not self._open or server is None or not server.ready or group.worker_failures >= MAX_FAILURES:
             return
-        if group.forked >= self._config.cells_per_server:
+        if group.forked >= self._config.workers_per_server:
             group.retired.append(server)
             self._start_server(group)
             return
-        while len(group.cells) < self._wanted:
+        while len(group.workers) < self._wanted:
             try:
                 number, home, cgroup = self._workspaces.take(self.level)
-                cell = WorkerHandle(number, group.name, self._on_cell_event)
+                worker = WorkerHandle(number, group.name, self._on_worker_event)
             except OSError as error:  # we lack a resource, such as descriptors; the supervisor tries again
-                group.reason = f"no room for a cell: {error}"
+                group.reason = f"no room for a worker: {error}"
                 return
-            group.cells.add(cell)
+            group.workers.add(worker)
             group.forked += 1
             try:
-                server.fork_cell(number, home, cgroup, cell.channel)
+                server.fork_worker(number, home, cgroup, worker.channel)
             except OSError:
-                self._discard(group, cell)
+                self._discard(group, worker)
                 return
 
     # Servers
@@ -257,7 +257,7 @@ class WorkerGroups:
         while group.queue:
             call = group.queue.pop()
             lean.queue.push(call.caller, call)
-        self._pool.cells_are_idle()
+        self._pool.workers_are_idle()
 
     def try_again(self, group: WorkerGroup) -> None:
         """Try another server for a new call, because the cause of earlier failures may be gone."""
@@ -283,29 +283,31 @@ class WorkerGroups:
 
     def _check_everybody(self, now: float) -> None:
         for group in self.everyone():
-            for cell in list(group.cells):
-                self._check_cell(group, cell, now)
+            for worker in list(group.workers):
+                self._check_worker(group, worker, now)
             self._check_server(group, now)
             self._fill(group)
 
     def _hear_everybody(self, now: float) -> None:
         for group in self.everyone():
-            for each in [*group.cells, *([group.server] if group.server is not None else [])]:
+            for each in [*group.workers, *([group.server] if group.server is not None else [])]:
                 each.last_heard = max(each.last_heard, now - supervision.PING_AFTER_S)
                 each.channel.trust()
 
-    def _check_cell(self, group: WorkerGroup, cell: WorkerHandle, now: float) -> None:
-        if self._shares_uid and cell.call is not None and cell.channel.num_threads_below() > MAX_THREADS:
-            cell.say(wire.CROWDED)
-        silent_s = now - cell.last_heard
-        verdict = supervision.on_cell(silent_s, ready=cell.ready, busy=cell.call is not None, pinged=cell.pinged)
+    def _check_worker(self, group: WorkerGroup, worker: WorkerHandle, now: float) -> None:
+        if self._shares_uid and worker.call is not None and worker.channel.num_threads_below() > MAX_THREADS:
+            worker.say(wire.CROWDED)
+        silent_s = now - worker.last_heard
+        verdict = supervision.on_worker(
+            silent_s, ready=worker.ready, busy=worker.call is not None, pinged=worker.pinged
+        )
         if verdict is ProcessHealth.PING:
-            cell.last_heard = now
-            cell.ping()
+            worker.last_heard = now
+            worker.ping()
         elif verdict is ProcessHealth.SUSPECT:
-            cell.channel.suspect()
-        elif supervision.is_lost(verdict, cell.channel):
-            self.lose(group, cell, f"no answer for {silent_s:.1f} s")
+            worker.channel.suspect()
+        elif supervision.is_lost(verdict, worker.channel):
+            self.lose(group, worker, f"no answer for {silent_s:.1f} s")
 
     def _check_server(self, group: WorkerGroup, now: float) -> None:
         server = group.server

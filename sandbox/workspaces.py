@@ -1,4 +1,4 @@
-"""Numbers of cells with their resources: a control group, and a folder if a cell has no private file system."""
+"""Numbers of workers with their resources: a control group, and a folder if a worker has no private file system."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ _RESTING = 64  # recently used numbers that are not reused, because their uid ma
 
 
 class Workspaces:
-    """A pool's folder, with one folder per cell, owned by the cell's uid."""
+    """A pool's folder, with one folder per worker, owned by the worker's uid."""
 
     def __init__(self, groups: Groups | None = None) -> None:
         self._own = LockedFolder("sandbox-", clear=_clear)
@@ -42,7 +42,7 @@ class Workspaces:
         return number, str(home), group
 
     def give_back(self, number: int, level: IsolationLevel) -> None:
-        """Release a cell that has ended; its folder is emptied in a thread."""
+        """Release a worker that has ended; its folder is emptied in a thread."""
         self.groups.remove(number)
         if level is IsolationLevel.NAMESPACES:
             self._free.append(number)

@@ -58,6 +58,11 @@ def test_a_module_avoids_them_in_names_comments_docstrings_and_messages():
     assert not hits, "\n".join(hits)
 
 
+def test_the_sandbox_calls_the_process_that_runs_programs_a_worker():
+    pages = [*(REPOSITORY / "sandbox").rglob("*.py"), REPOSITORY / "docs/sandbox.md"]
+    assert not [page for page in pages if re.search(r"(?i)\bcells?\b", PARTS.sub(" ", page.read_text("utf-8")))]
+
+
 def test_phrases_are_found_in_names_and_across_lines():
     assert list(found("nothing got on: mend it, -1 is no share")) == [(1, "got on"), (1, "mend"), (1, "is no share")]
     assert list(found("def mend_rows(): ...\n\nclass LetGo:\n    # it goes\n    # on")) == [

@@ -293,13 +293,13 @@ class SandboxConfig:
     max_waiting: Annotated[MayChange[int], at_least(1)] = 65_536
     """largest number of calls waiting at one executor"""
     attempts: Annotated[MayChange[int], at_least(1)] = 2
-    """attempts at a call, each in another cell, before it fails"""
-    spare_cells: Annotated[MayChange[int], at_least(0)] = 1
-    """idle cells per kind of warm server, beyond one per slot"""
-    calls_per_cell: Annotated[MayChange[int], at_least(1)] = 2_000
-    """calls after which a cell is replaced"""
-    cells_per_server: Annotated[MayChange[int], at_least(1)] = 1_000
-    """cells after which a warm server is replaced"""
+    """attempts at a call, each in another worker, before it fails"""
+    spare_workers: Annotated[MayChange[int], at_least(0)] = 1
+    """idle workers per kind of warm server, beyond one per slot"""
+    calls_per_worker: Annotated[MayChange[int], at_least(1)] = 2_000
+    """calls after which a worker is replaced"""
+    workers_per_server: Annotated[MayChange[int], at_least(1)] = 1_000
+    """workers after which a warm server is replaced"""
     warm: MayChange[tuple[Literal["lean", "numpy", "sympy", "scipy"], ...]] = ("lean", "numpy", "sympy", "scipy")
     """kinds of warm server that are started with the executor; must include lean"""
 

@@ -14,12 +14,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
+from rstar_ray.config.tree import RENAMED
 from rstar_ray.errors import ConfigError
 
 Options = TypeVar("Options")
 CONFIG = "--config"
-RENAMED = {"--when-short": "--on-insufficient-resources fail or scale-down"}
-"""Options of earlier versions, with their new names."""
 HELP = {"-h", "--help"}
 
 
@@ -39,6 +38,13 @@ def _words(name: str, *value: Any) -> list[str]:
         return [option if value[0] else f"--{branch}{dot}no-{leaf}"]
     listed = bool(value) and isinstance(value[0], tuple | list)
     return [option, *map(str, cast(Sequence[Any], value[0]) if listed else value)]
+
+
+RENAMED_OPTIONS = {
+    "--when-short": "--on-insufficient-resources fail or scale-down",
+    **{spelled(old): spelled(new) for old, new in RENAMED.items()},
+}
+"""Options of earlier versions, with their current names."""
 
 
 def given(argv: Sequence[str]) -> set[str]:
@@ -168,8 +174,8 @@ def _refuse(event: Any, kind: type) -> NoReturn:
     match type(event).__name__:
         case "UnrecognizedArgs":
             option = event.tokens[0].partition("=")[0]
-            if option in RENAMED:
-                raise ConfigError(option, "was renamed", f"use {RENAMED[option]}")
+            if new := RENAMED_OPTIONS.get(option.replace("_", "-")):
+                raise ConfigError(option, "was renamed", f"use {new}")
             known = [spelled(name) for name in _names(kind)]
             close = difflib.get_close_matches(option, known, n=1, cutoff=0.7) if option.startswith("--") else []
             hint = f"perhaps {close[0]}" if close else "see --help"

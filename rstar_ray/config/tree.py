@@ -24,6 +24,13 @@ class _SameAnswers:
 SameAnswers = Annotated[T, _SameAnswers()]
 """Type of a setting, or of a whole branch, that does not change how a given policy answers a given problem."""
 
+RENAMED = {
+    "sandbox.spare_cells": "sandbox.spare_workers",
+    "sandbox.calls_per_cell": "sandbox.calls_per_worker",
+    "sandbox.cells_per_server": "sandbox.workers_per_server",
+}
+"""Settings of earlier versions, with their current names."""
+
 
 def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
     """Every setting by its dotted name."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_object
-from rstar_ray.run_dir.folder import RunDir, flatten
+from rstar_ray.run_dir.folder import RunDir, flatten, with_current_names
 from rstar_ray.run_dir.ledger import LEDGER
 from rstar_ray.run_dir.metrics import OLD_NAMES, PHASES, current_row
 from rstar_ray.run_dir.tail import GrowingRows
@@ -156,7 +156,7 @@ def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
         read = read_object(path)
     except ConfigError as unread:
         return {}, [f"{path.name} is ignored: {unread.problem}"]
-    stages = {name: config for name, config in read.items() if isinstance(config, dict)}
+    stages = {name: with_current_names(config) for name, config in read.items() if isinstance(config, dict)}
     return stages, [f"{path.name}: {name} is not a stage and is ignored" for name in read.keys() - stages.keys()]
 
 

@@ -17,8 +17,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import platform, python_version
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
+from rstar_ray.config.tree import RENAMED
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.code_version import code_version
@@ -121,8 +122,9 @@ class RunDir:
         return self.path / "config.json"
 
     def configs(self) -> dict[str, dict[str, Any]]:
-        """The settings of each stage as JSON values; empty where no stage has begun."""
-        return read_object(self.config_path) if self.config_path.exists() else {}
+        """The settings of each stage as JSON values, by their current names; empty where no stage has begun."""
+        stages = read_object(self.config_path) if self.config_path.exists() else {}
+        return {stage: with_current_names(config) for stage, config in stages.items()}
 
     @property
     def evaluations_path(self) -> Path:
@@ -416,6 +418,17 @@ def refuse_damaged_end(end: Checkpoint) -> None:
         mark = end.path.parents[1] / "finished" / f"{end.stage}.json"
         hint = f"restore it from a backup, or delete {mark} to train the rest of the stage again"
         raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is damaged: {wrong}", hint)
+
+
+def with_current_names(config: Any, prefix: str = "") -> Any:
+    """The settings of a stage of any version, by their current names."""
+    if not isinstance(config, dict):
+        return config
+    current: dict[str, Any] = {}
+    for name, value in cast(dict[str, Any], config).items():
+        path = f"{prefix}{name}"
+        current[RENAMED.get(path, path).removeprefix(prefix)] = with_current_names(value, f"{path}.")
+    return current
 
 
 def with_added_settings(config: Mapping[str, Any]) -> dict[str, Any]:

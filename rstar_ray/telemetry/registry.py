@@ -317,9 +317,9 @@ PROCESS_METRICS: tuple[Metric, ...] = (
         sandbox_accepted="calls accepted",
         sandbox_refused="calls refused because the queue was full",
         sandbox_failed="calls that ended in an infrastructure error",
-        sandbox_retried="programs retried in another cell",
-        sandbox_cells_replaced="cells replaced by age or clean-up",
-        sandbox_cells_lost="cells that died or stopped answering",
+        sandbox_retried="programs retried in another worker",
+        sandbox_workers_replaced="workers replaced by age or clean-up",
+        sandbox_workers_lost="workers that died or stopped answering",
         sandbox_servers_lost="warm servers that died or stopped answering",
     ),
     *_counters(

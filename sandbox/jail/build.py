@@ -1,4 +1,4 @@
-"""Building the jail of one cell; runs in the cell's own process, before any program does.
+"""Building the jail of one worker; runs in the worker's own process, before any program does.
 
 `namespaces`: PID 1 of separate user, pid, mount, network, ipc and uts namespaces, with a private
 root made of read-only trees and one small tmpfs. `landlock`: same namespaces as everybody, another
@@ -29,19 +29,19 @@ _SKELETON_OPTIONS = "mode=755,size=1m,nr_inodes=2000"
 
 
 class JailSpec(NamedTuple):
-    """The settings that every cell of a pool is built from; sent to the warm server as JSON."""
+    """The settings that every worker of a pool is built from; sent to the warm server as JSON."""
 
     level: str
     trees: list[str]  # read-only: the interpreter, its libraries
     scratch_bytes: int
     scratch_files: int
-    first_uid: int  # cell n runs as first_uid + n where we are root
+    first_uid: int  # worker n runs as first_uid + n where we are root
     max_threads: int
     loopback: bool = False  # the network namespace has 127.0.0.1; otherwise nothing
 
 
 class Jail(NamedTuple):
-    """A cell's facts about its surroundings."""
+    """A worker's facts about its surroundings."""
 
     home: str  # the program's working folder, the only writable one
     first_process: bool  # PID 1 of a separate pid namespace: may signal every visible process
@@ -50,9 +50,9 @@ class Jail(NamedTuple):
 
 
 def enter(spec: JailSpec, number: int, home: str, group: str, channel: socket.socket) -> Jail:
-    """Turn this freshly forked process (or a child of it) into cell `number`; the parent exits.
+    """Turn this freshly forked process (or a child of it) into worker `number`; the parent exits.
 
-    `channel` gets a pidfd of the cell so that the pool can end it. Raises OSError.
+    `channel` gets a pidfd of the worker so that the pool can end it. Raises OSError.
     """
     uid = spec.first_uid + number
     joined = _group(group)  # its files are opened with the current user's rights
@@ -103,7 +103,7 @@ def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     asks, answers = socket.socketpair()
-    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the cell is about to replace the root of us both
+    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the worker is about to replace the root of us both
     pid = os.fork()
     if pid:
         announce(channel, pid)
@@ -113,9 +113,9 @@ def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_
         os._exit(0)
     answers.close()
     if asks.recv(1) != b"!":  # nothing is said before the pool has our descriptor, which is the first thing it expects
-        raise OSError(errno.ECANCELED, "the cell was not announced")
+        raise OSError(errno.ECANCELED, "the worker was not announced")
     os.close(proc)
-    os.setsid()  # else signals to the process group, 0 to kill(2), reach the server and its other cells
+    os.setsid()  # else signals to the process group, 0 to kill(2), reach the server and its other workers
     inside = uid if privileged else INSIDE_UID
     socket.sethostname("sandbox")
     if spec.loopback:

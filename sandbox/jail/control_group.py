@@ -1,4 +1,4 @@
-"""The control group of a cell, held by descriptors: from inside a jail its files are out of sight."""
+"""The control group of a worker, held by descriptors: from inside a jail its files are out of sight."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The warm server: a fresh interpreter with libraries imported, which forks cells on request.
+"""The warm server: a fresh interpreter with libraries imported, which forks workers on request.
 
 Started by the pool with an empty environment and one descriptor, a channel to the pool. It runs
 no program itself, so it never changes; when the channel closes, it ends.
@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.jail import build, cell, kernel, preload, program, seccomp, wire
+from sandbox.jail import build, kernel, preload, program, seccomp, wire, worker
 
 OOM_SCORE = b"500"
 # A file name that warnings take for the import system's, whose frames are nobody's: they pass over them.
@@ -27,7 +27,7 @@ NOWHERE = "<importlib._bootstrap>"
 
 
 def main(channel: socket.socket, config: dict[str, Any]) -> None:
-    """Warm up, say so, and fork cells until the pool is gone."""
+    """Warm up, say so, and fork workers until the pool is gone."""
     try:
         warmth = _warm_up(config["preload_set"], config["sys_path"])
     except BaseException as error:
@@ -35,7 +35,7 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         os._exit(1)
     channel.sendall(wire.reply(wire.HELLO, _memory().encode()))
     spec = build.JailSpec(**config["jail"])
-    space = cell.address_space_bytes()
+    space = worker.address_space_bytes()
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while True:
@@ -53,7 +53,7 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         wanted = json.loads(order)
         if os.fork() == 0:
             channel.close()
-            _become_cell(socket.socket(fileno=files[0]), spec, wanted, warmth, space)
+            _become_worker(socket.socket(fileno=files[0]), spec, wanted, warmth, space)
         os.close(files[0])
 
 
@@ -118,7 +118,7 @@ def _warm_up(preload_set: str, sys_path: list[str]) -> program.Warmth:
     return warmth
 
 
-def _become_cell(
+def _become_worker(
     channel: socket.socket, spec: build.JailSpec, wanted: dict[str, Any], warmth: program.Warmth, space: int
 ) -> None:
     """Build the jail, install the base filter and serve; never returns."""
@@ -131,7 +131,7 @@ def _become_cell(
     except BaseException as error:
         channel.sendall(wire.reply(wire.FAILED, f"{type(error).__name__}: {error}".encode()))
         os._exit(1)
-    cell.main(channel, built, warmth, space, isolated=isolated)
+    worker.main(channel, built, warmth, space, isolated=isolated)
 
 
 def _reap() -> None:

@@ -40,7 +40,7 @@ def syscall(number: int, *arguments: Any, what: str) -> int:
 
 _prctl = _libc.prctl
 setrlimit = _libc.setrlimit
-# fork(2) without what Python does after it: a cell has one thread, so no lock can be held, and
+# fork(2) without what Python does after it: a worker has one thread, so no lock can be held, and
 # the hooks that modules register would touch, and so copy, half of the interpreter's pages.
 lean_fork = ctypes.PyDLL(None).fork
 

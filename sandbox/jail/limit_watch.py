@@ -64,7 +64,7 @@ class Watch:
             self.beat()
 
     def beat(self) -> None:
-        """Tell the pool that this cell is alive."""
+        """Tell the pool that this worker is alive."""
         self._channel.sendall(wire.reply(wire.BEAT))
 
     def _wait(self, call: wire.CallHeader, child: int, handle: int, streams: dict[int, Stream], started: float) -> int:

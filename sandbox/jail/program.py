@@ -157,7 +157,7 @@ def _set_limit(which: int, bound: int) -> None:
 
 def _bind(call: wire.CallHeader, warmth: Warmth, jail_filter: Filter | None, space: int) -> None:
     limit_memory(space + call.memory_bytes)
-    limit_cpu(int(call.cpu_s) + 2)  # the cell ends it before; this holds if the cell cannot
+    limit_cpu(int(call.cpu_s) + 2)  # the worker ends it before; this holds if the worker cannot
     limit_descriptors()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     _signal.signal(2, _interrupt)  # not through `signal`, whose enums cost as much as a fork
@@ -249,7 +249,7 @@ def _future_flags(body: list[ast.stmt]) -> int:
 
 
 def _offer(value: Any, call: wire.CallHeader, shared: mmap.mmap) -> None:
-    """Leave the value's text where the cell finds it; the pool shows it if nothing was printed."""
+    """Leave the value's text where the worker finds it; the pool shows it if nothing was printed."""
     if _printed_something():
         return
     text = display.show(value)
@@ -261,7 +261,7 @@ def _offer(value: Any, call: wire.CallHeader, shared: mmap.mmap) -> None:
 
 
 def _printed_something() -> bool:
-    """True where bytes wait in the pipe; what the cell has read already it knows itself."""
+    """True where bytes wait in the pipe; what the worker has read already it knows itself."""
     import fcntl
 
     waiting = bytearray(4)

@@ -1,8 +1,8 @@
 """Seccomp filters in classic BPF, written by hand and installed through prctl(2).
 
-Two filters stack. The *base* filter is installed once per cell: the allow-list of sandbox/jail/system_calls.py. All
+Two filters stack. The *base* filter is installed once per worker: the allow-list of sandbox/jail/system_calls.py. All
 other calls fail with EPERM (ENOSYS for calls that no table knows, so that libc falls back). The *program* filter is
-installed in every child: it removes what only the cell itself needs, or what this level cannot contain. A program
+installed in every child: it removes what only the worker itself needs, or what this level cannot contain. A program
 can add no filter and remove none.
 """
 
@@ -33,7 +33,7 @@ _ACCESS_AND_TRUNCATE, _TRUNCATE, _READ_AND_WRITE, _NAMELESS = 0x203, 0x200, 0x3,
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # PR_SET_PDEATHSIG and PR_SET_SECCOMP (not for programs), PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
 _PRCTLS = (1, 22, 3, 15, 16, 0x53564D41)
-_CELL_PRCTLS = (1, 22)
+_WORKER_PRCTLS = (1, 22)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
 _FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 _CPU_CLOCK = 0x80000000  # the sign of a clock's number
@@ -193,7 +193,7 @@ def _opening_on_shared_disk(flags: int) -> list[Instruction]:
 
 
 def base_filter(*, command: bool = False) -> Filter:
-    """The allow-list for a cell, or the first process of a command's jail, and everything it forks."""
+    """The allow-list for a worker, or the first process of a command's jail, and everything it forks."""
     return Filter(base_program(command=command))
 
 
@@ -244,7 +244,7 @@ class Reach(NamedTuple):
 
 
 def program_filter(reach: Reach) -> Filter:
-    """What a program may not do although its cell may."""
+    """What a program may not do although its worker may."""
     return Filter(reach_program(reach))
 
 
@@ -260,7 +260,7 @@ def reach_program(reach: Reach) -> list[Instruction]:
 
 def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instruction]:
     """How a program's call is judged further; nothing where the base filter has said all."""
-    allowed = {system_calls.CELL: reach.command, system_calls.PROCESSES: reach.processes}
+    allowed = {system_calls.WORKER: reach.command, system_calls.PROCESSES: reach.processes}
     allowed |= {system_calls.OWNED: reach.own_uid, system_calls.PRIVATE: reach.own_files}
     if not allowed.get(call.rule, True):
         return [_refuse(errno.EOPNOTSUPP if call.name in _SELDOM_HAD else errno.EPERM)]
@@ -274,7 +274,7 @@ def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instructio
         return []  # judged by the base filter
     if call.name == "clone" and not reach.processes:
         return _threads_alone()
-    always = {"prctl": _none_of(0, _CELL_PRCTLS, errno.EPERM), "getpriority": _own_priority()}
+    always = {"prctl": _none_of(0, _WORKER_PRCTLS, errno.EPERM), "getpriority": _own_priority()}
     return always.get(call.name, [] if reach.own_files else _ON_SHARED_DISK.get(call.name, []))
 
 

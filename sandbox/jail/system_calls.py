@@ -7,8 +7,8 @@ The numbers are those of x86_64 and of the generic table (aarch64; `-` where it 
 `judged`     with some arguments only; sandbox/jail/seccomp.py has them
 `owned`      not where programs share the server's uid, whose files they would be allowed to change
 `private`    not where the working folder lies on the host's disk, beside everybody's files (landlock)
-`cell`       by the cell alone: the program's own filter takes it away
-`processes`  by programs that may have processes (C++), and by the cell
+`worker`     by the worker alone: the program's own filter takes it away
+`processes`  by programs that may have processes (C++), and by the worker
 `command`    by a command of the user alone, whose network namespace holds one address (sandbox/jail/command.py)
 """
 
@@ -17,7 +17,7 @@ import platform
 from typing import NamedTuple
 
 FREE, NOTHING, JUDGED = "free", "nothing", "judged"
-OWNED, PRIVATE, CELL, PROCESSES, COMMAND = "owned", "private", "cell", "processes", "command"
+OWNED, PRIVATE, WORKER, PROCESSES, COMMAND = "owned", "private", "worker", "processes", "command"
 
 
 class SystemCall(NamedTuple):
@@ -31,7 +31,7 @@ class SystemCall(NamedTuple):
 
 _TABLE = """
 read 0 63 free | its input and its files
-write 1 64 free | its output, counted by the cell, and its files, bounded by size and folder
+write 1 64 free | its output, counted by the worker, and its files, bounded by size and folder
 readv 19 65 free | as read
 writev 20 66 free | as write
 pread64 17 67 free | as read
@@ -108,14 +108,14 @@ alarm 37 - free | its own timer
 pause 34 - free | waits
 sched_yield 24 124 free | gives up the core
 sched_getaffinity 204 123 judged | of itself alone: another's would tell that it lives
-sched_setaffinity 203 122 cell | the cell ties a program of many processes to one core
+sched_setaffinity 203 122 worker | the worker ties a program of many processes to one core
 sched_getparam 143 121 judged | of itself alone
 sched_getscheduler 145 120 judged | of itself alone
 sched_get_priority_max 146 125 free | a constant
 sched_get_priority_min 147 126 free | a constant
 getpriority 140 141 judged | of itself alone: another's would tell that it lives, or that its user is here
 getpid 39 172 free | its own id
-getppid 110 173 free | its cell's id
+getppid 110 173 free | its worker's id
 gettid 186 178 free | its own id
 getuid 102 174 free | its own id
 geteuid 107 175 free | its own id
@@ -204,17 +204,17 @@ fork 57 - processes | g++ and what it makes
 vfork 58 - processes | as fork
 execve 59 221 processes | as fork
 ioctl 16 29 judged | how much is in a pipe, non-blocking, close-on-exec, is it a terminal
-prctl 157 167 judged | names of threads and of memory; what the cell still has to set
+prctl 157 167 judged | names of threads and of memory; what the worker still has to set
 socketpair 53 199 judged | a connected pair of streams, which reaches nobody; asyncio needs one
 recvfrom 45 207 free | its own pairs
 sendto 44 206 free | its own pairs
-recvmsg 47 212 cell | the cell gets descriptors by it
-sendmsg 46 211 cell | a descriptor sent in a circle outlives its program
+recvmsg 47 212 worker | the worker gets descriptors by it
+sendmsg 46 211 worker | a descriptor sent in a circle outlives its program
 shutdown 48 210 free | its own pairs
 getsockopt 55 209 free | its own pairs
 getsockname 51 204 free | its own pairs
 getpeername 52 205 free | its own pairs
-pidfd_open 434 434 cell | the cell waits for its program by it
+pidfd_open 434 434 worker | the worker waits for its program by it
 socket 41 198 command | IPv4 in a network without a way out, and Unix sockets, of which it sees its own alone
 connect 42 203 command | as socket
 bind 49 200 command | as socket

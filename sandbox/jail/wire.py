@@ -1,7 +1,7 @@
-"""Messages between a pool and its cells: fixed binary headers, then raw bytes.
+"""Messages between a pool and its workers: fixed binary headers, then raw bytes.
 
 Imported by the warm server, so it needs nothing but `struct`. The pool sends CALL, CANCEL, CROWDED
-and PING; a cell answers with HELLO, BEAT, PONG and RESULT.
+and PING; a worker answers with HELLO, BEAT, PONG and RESULT.
 """
 
 import struct
@@ -13,7 +13,7 @@ HELLO, BEAT, PONG, RESULT, FAILED = 11, 12, 13, 14, 15
 
 # Flags of a CALL.
 CODE_IN_FD, STDIN_IN_FD, PROCESSES_ALLOWED = 1, 2, 4
-# Why a cell ended a program itself.
+# Why a worker ended a program itself.
 NOT_ENDED, CPU_TIME, WALL_TIME, OUTPUT, STORAGE, CANCELLED, THREADS = range(7)
 # Flags of a RESULT.
 MEMORY_ERROR, RETIRE = 1, 2
@@ -27,7 +27,7 @@ RESULT_BYTES = _RESULT.size
 
 
 class CallHeader(NamedTuple):
-    """One program for a cell; the header's `code_bytes` and `stdin_bytes` follow inline or in a file."""
+    """One program for a worker; the header's `code_bytes` and `stdin_bytes` follow inline or in a file."""
 
     kind: int
     flags: int
@@ -72,7 +72,7 @@ def unpack_reply(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 class Result(NamedTuple):
-    """What a cell observed; five byte strings follow: stdout head, tail, stderr head, tail, value."""
+    """What a worker observed; five byte strings follow: stdout head, tail, stderr head, tail, value."""
 
     call_id: int
     wait_status: int

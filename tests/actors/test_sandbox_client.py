@@ -67,7 +67,7 @@ class FakeExecutor:
 
     def _answer(self, work: ExecutionRequest) -> Answer:
         if self.broken:
-            return Failure("no cell")
+            return Failure("no worker")
         if work.trusted:
             pairs = json.loads(str(work.stdin))
             hung = any("hang" in pair for pair in pairs)

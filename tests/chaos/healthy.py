@@ -2,7 +2,7 @@
 
 `make train`'s command, several times at once, beside two busy loops; now and then all of a run's processes are stopped
 together for 10 s, as a laptop that sleeps does, and continue. Nothing may be killed or lost, neither actors nor the
-sandbox's cells. All runs have one seed; a program whose time is over while it is stopped may make a figure differ.
+sandbox's workers. All runs have one seed; a program whose time is over while it is stopped may make a figure differ.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.chaos.run import Run
 
 BUSY = "import time\nwhile True: sum(range(100_000))"
 OVER_S = 7_200.0
-CELLS = "were lost, and others started"
+POOL_LOST = "were lost, and others started"
 
 
 class Training(Run):
@@ -56,7 +56,7 @@ def found(run: Run, stops: int, seconds: float) -> dict[str, object]:
         "seconds": round(seconds),
         "stops": stops,
         "rows": len(rows),
-        "killed_or_lost": [line.line for line in run.said if LOST_WORDS.search(line.line) or CELLS in line.line],
+        "killed_or_lost": [line.line for line in run.said if LOST_WORDS.search(line.line) or POOL_LOST in line.line],
         "dropped": sum(row["dropped"] for row in statuses),
         "rollouts": sum(row["rollouts"] for row in statuses),
         "evaluations": [round(row["avg_at_k"], 4) for row in read_rows(RunDir(run.path).evaluations_path)],

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs")
     options = parser.parse_args(arguments)
     tempfile.tempdir = str(options.folder)
-    logging.basicConfig(stream=sys.stderr)  # why a cell or a server was lost
+    logging.basicConfig(stream=sys.stderr)  # why a worker or a server was lost
     found = asyncio.run(campaign(options))
     print(json.dumps(found), flush=True)
     return 1 if found["findings"] else 0
@@ -59,7 +59,7 @@ async def campaign(options: argparse.Namespace) -> dict[str, object]:
     outcomes: Counter[str] = Counter()
     findings: list[dict[str, object]] = []
     rounds = 0
-    sandbox = derived.pool(only=options.level, slots=AT_ONCE + 1, spare_cells=0, warm=("lean",))
+    sandbox = derived.pool(only=options.level, slots=AT_ONCE + 1, spare_workers=0, warm=("lean",))
     with Canaries(options.folder) as canaries:
         async with sandbox as pool:
             oracle = Oracle(pool, canaries, options.folder)
@@ -90,7 +90,7 @@ async def campaign(options: argparse.Namespace) -> dict[str, object]:
         "programs": sum(outcomes.values()),
         "seconds": round(time.monotonic() - started, 1),
         "outcomes": dict(sorted(outcomes.items())),
-        "cells_replaced": stats.cells_replaced,
+        "workers_replaced": stats.workers_replaced,
         "disk_peak_mib": oracle.disk_peak >> 20,
         "findings": findings,
     }

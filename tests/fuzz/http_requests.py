@@ -457,7 +457,7 @@ def check(server: Server, before: tuple[int, int]) -> None:
             "running": float(metrics["sandbox_running"]),
             "descriptors": max(0, descriptors - before[0] - MAX_NEW_DESCRIPTORS),
             "bytes": max(0, resident - before[1] - MAX_GROWTH_BYTES),
-            "cells lost": float(metrics["sandbox_cells_lost_total"]),
+            "workers lost": float(metrics["sandbox_workers_lost_total"]),
         }
         if not any(wrong.values()):
             return

@@ -220,7 +220,7 @@ class Oracle:
         self._machine = Machine.now(self._folder)
 
     async def census(self, *, search: bool) -> list[dict[str, object]]:
-        """What fresh programs find, one in every cell. Raises AssertionError where one does not even run."""
+        """What fresh programs find, one in every worker. Raises AssertionError where one does not even run."""
         private = str(self._pool.report.level) == "namespaces"
         code = CENSUS.replace("{search}", str(search)).replace("{private}", str(private)).replace("{mark}", MARK)
         request = ExecutionRequest(code=code, limits=PATIENT)
@@ -271,7 +271,7 @@ def statistics_faults(before: PoolStats, now: PoolStats) -> list[str]:
     """What a pool's own counts say against it, when it has nothing to do."""
     found = [
         f"{name} {getattr(before, name)} became {getattr(now, name)}"
-        for name in ("cells_lost", "servers_lost", "retried", "failed", "refused")
+        for name in ("workers_lost", "servers_lost", "retried", "failed", "refused")
         if getattr(now, name) != getattr(before, name)
     ]
     if now.running or now.waiting:

@@ -447,6 +447,20 @@ def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_b
     assert asked.endswith("<|im_start|>assistant\n<reason>")
 
 
-def test_a_renamed_option_is_refused_with_its_new_name():
-    with pytest.raises(ConfigError, match=r"^--when-short: .*--on-insufficient-resources fail or scale-down"):
-        parse([STAGE_1], [*TINY, "--when-short", "smaller"])
+@pytest.mark.parametrize(
+    ("option", "new"),
+    [
+        ("--when-short smaller", "--on-insufficient-resources fail or scale-down"),
+        ("--sandbox.spare-cells 2", "--sandbox.spare-workers"),
+        ("--sandbox.calls_per_cell=5", "--sandbox.calls-per-worker"),
+    ],
+)
+def test_a_renamed_option_is_refused_with_its_new_name(option: str, new: str):
+    with pytest.raises(ConfigError, match=rf"^--[\w.-]+: was renamed. Hint: use {new}$"):
+        parse([STAGE_1], [*TINY, *option.split()])
+
+
+def test_a_renamed_setting_of_a_file_is_refused_with_its_new_name(tmp_path: Path):
+    (tmp_path / "old.toml").write_text("[sandbox]\ncells_per_server = 7\n")
+    with pytest.raises(ConfigError, match=r"^--sandbox.cells-per-server: .*use --sandbox.workers-per-server$"):
+        parse([STAGE_1], [*TINY, "--config", str(tmp_path / "old.toml")])

@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rstar_ray.config import RunConfig, SandboxConfig, may_change
 from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.replay_update import config_of
+from rstar_ray.report.run_record import RunFiles
 from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
@@ -86,6 +90,24 @@ def test_fields_that_may_differ_do_not_make_it_another_run(tmp_path: Path):
         RunDir.open(tmp_path, "stage1", changed, may_differ=["rollout.max_turns"]),
     ):
         pass
+
+
+def test_a_run_of_a_version_with_other_names_of_settings_is_read_and_resumes(tmp_path: Path):
+    sandbox = SandboxConfig(spare_workers=3, calls_per_worker=5, workers_per_server=7)
+    config = asdict(RunConfig(sandbox=sandbox))
+    opened(tmp_path, config)
+    text = (tmp_path / "config.json").read_text()
+    for new, old in {"spare_workers": "spare_cells", "per_worker": "per_cell", "workers_per": "cells_per"}.items():
+        assert new in text
+        text = text.replace(new, old)
+    (tmp_path / "config.json").write_text(text)
+    assert config_of(RunDir(tmp_path), "stage1").sandbox == sandbox
+    assert RunFiles(tmp_path).record(begun=True).config["stage1"]["sandbox"]["spare_workers"] == 3
+    opened(tmp_path, config)
+    assert (tmp_path / "config.json").read_text() == text
+    with pytest.raises(ConfigError, match=r"sandbox.spare_workers: 3 there, 1 now"):
+        opened(tmp_path, asdict(RunConfig()))
+    opened(tmp_path, asdict(RunConfig()), may_differ=may_change(RunConfig()))
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path):

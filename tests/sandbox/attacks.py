@@ -108,7 +108,7 @@ async def a_signal_to_the_process_group_reaches_nobody_else(pool: SandboxPool, _
     if wrong := await expect(pool, "print(os.getpgrp() != 0)", "True\n"):
         return wrong
     stats = pool.stats()
-    return f"lost {stats}" if stats.cells_lost or stats.servers_lost or stats.retried else ""
+    return f"lost {stats}" if stats.workers_lost or stats.servers_lost or stats.retried else ""
 
 
 @attack
@@ -224,7 +224,7 @@ print(refused(socket.send_fds, one, [b"x"], [file]), refused(socket.send_fds, ot
 
 @attack
 async def the_folder_tells_nothing_of_the_program_before(pool: SandboxPool, _: Path) -> str:
-    """A cell that is made while the first program runs may have its folder from the same tick of the clock: by chance,
+    """A worker made while the first program runs may have its folder from the same tick of the clock: by chance,
     so not each time, as a folder that is handed on would."""
     show = "print(os.stat('.').st_mtime_ns, os.stat('.').st_ctime_ns)"
     for _ in range(8):
@@ -551,7 +551,9 @@ async def main(level: str) -> dict[str, str]:
                 found[name] = wrong
                 print(f"{name}: {time.monotonic() - started:.1f} s {wrong}", file=sys.stderr)
             stats = pool.stats()
-            found["no_cell_was_lost"] = "" if not stats.cells_lost + stats.servers_lost + stats.failed else str(stats)
+            found["no_worker_was_lost"] = (
+                "" if not stats.workers_lost + stats.servers_lost + stats.failed else str(stats)
+            )
     return found
 
 

@@ -32,7 +32,7 @@ def found() -> Iterator[dict[tuple[str, str], dict[str, str]]]:
             process.wait()
 
 
-@pytest.mark.parametrize("attack", [*ATTACKS, "no_cell_was_lost"])
+@pytest.mark.parametrize("attack", [*ATTACKS, "no_worker_was_lost"])
 @pytest.mark.parametrize("level, user", COMBINATIONS)
 def test_an_attack_is_contained(found: dict[tuple[str, str], dict[str, str]], level: str, user: str, attack: str):
     assert found[level, user][attack] == ""

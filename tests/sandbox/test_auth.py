@@ -156,7 +156,7 @@ def test_every_system_call_has_a_number_a_known_rule_and_a_reason():
         system_calls.JUDGED,
         system_calls.OWNED,
         system_calls.PRIVATE,
-        system_calls.CELL,
+        system_calls.WORKER,
         system_calls.PROCESSES,
         system_calls.COMMAND,
     }

@@ -166,7 +166,7 @@ needs_compiler = pytest.mark.skipif(cpp_program.compiler() is None, reason="no g
 async def test_a_program_with_processes_joins_and_is_held_to_the_cpu_time_of_its_group(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("run",))
     groups = found(tree, "run")
-    async with derived.pool(groups, slots=1, spare_cells=0, warm=("lean",)) as pool:
+    async with derived.pool(groups, slots=1, spare_workers=0, warm=("lean",)) as pool:
         assert pool.report.facts["cgroup"] == groups.description
         (path,) = [entry for entry in (tmp_path / "run").iterdir() if entry.is_dir()]
         (path / "cgroup.procs").write_text("")  # as if who had tried to join had gone
@@ -190,7 +190,7 @@ async def test_a_program_with_processes_joins_and_is_held_to_the_cpu_time_of_its
 @needs_compiler
 async def test_a_tree_that_the_kernel_ends_for_memory_ran_out_of_it(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("run",))
-    async with derived.pool(found(tree, "run"), slots=1, spare_cells=0, warm=("lean",)) as pool:
+    async with derived.pool(found(tree, "run"), slots=1, spare_workers=0, warm=("lean",)) as pool:
         (path,) = [entry for entry in (tmp_path / "run").iterdir() if entry.is_dir()]
         (path / "memory.events").write_text("oom_kill 1\n")
         code = "#include <signal.h>\nint main(){ raise(SIGKILL); }"
@@ -211,7 +211,7 @@ async def test_who_may_not_join_runs_without(tmp_path: Path):
 
     groups.make = closed
     tree.remove = shutil.rmtree
-    async with derived.pool(groups, slots=1, spare_cells=0, warm=("lean",)) as pool:
+    async with derived.pool(groups, slots=1, spare_workers=0, warm=("lean",)) as pool:
         assert pool.report.facts["cgroup"] == "none: a process of a jail may not join one"
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
 

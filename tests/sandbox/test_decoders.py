@@ -62,7 +62,7 @@ def test_a_request_is_read_or_refused(data: object):
 
 @settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=400))
-def test_a_cells_reply_is_read_or_refused(data: bytes):
+def test_a_workers_reply_is_read_or_refused(data: bytes):
     with contextlib.suppress(ValueError, struct.error):
         read_result(ExecutionRequest(code=""), memoryview(data))
 

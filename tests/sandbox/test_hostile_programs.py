@@ -45,7 +45,7 @@ async def uncontained(level: str) -> dict[str, list[str]]:
             if trouble:
                 wrong[case.name] = trouble
         stats = pool.stats()
-    assert stats.cells_lost == stats.failed == 0
+    assert stats.workers_lost == stats.failed == 0
     return wrong
 
 
@@ -84,7 +84,7 @@ print("found", sorted(set(left)))
 
 async def test_a_programs_memory_holds_nothing_of_the_programs_before_it():
     mark = "LEFT-BEHIND"
-    async with derived.pool(slots=1, spare_cells=0, warm=("lean",)) as pool:
+    async with derived.pool(slots=1, spare_workers=0, warm=("lean",)) as pool:
         for _ in range(3):
             await pool.run(ExecutionRequest(code=f"# {mark}-code\nprint('{mark}-print' * 9000)"))
             await pool.run(ExecutionRequest(code=f"x = '{mark}-value'\nx", stdin=f"{mark}-stdin"))
@@ -147,7 +147,7 @@ async def test_folders_too_deep_to_empty_at_once_are_empty_for_the_next_program(
         )
         assert result.outcome is Outcome.OK or (level == "landlock" and result.outcome is Outcome.OUT_OF_MEMORY)
         after = await pool.run(ExecutionRequest(code="import os\nprint(os.listdir())"))
-        assert (after.stdout, pool.stats().retried, pool.stats().cells_lost) == ("[]\n", 0, 0)
+        assert (after.stdout, pool.stats().retried, pool.stats().workers_lost) == ("[]\n", 0, 0)
 
 
 async def test_at_landlock_what_lies_deep_counts():
@@ -156,7 +156,7 @@ async def test_at_landlock_what_lies_deep_counts():
             ExecutionRequest(code=f"{DEEP}time.sleep(60)", limits=derived.program(wall_s=20.0, cpu_s=20.0))
         )
         assert (result.outcome, result.reason) == (Outcome.OUT_OF_MEMORY, "left too many or too large files")
-        assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
+        assert (pool.stats().retried, pool.stats().workers_lost) == (0, 0)
 
 
 async def test_a_look_sees_what_lies_below_and_goes_no_deeper_than_it_must(tmp_path: Path):
@@ -262,7 +262,7 @@ async def test_a_stolen_byte_is_nothing_yet_and_not_the_end():
     stream = Stream()
     try:
         os.write(writing, b"x")
-        os.read(reading, 1)  # by the program, after the cell was notified that there is something
+        os.read(reading, 1)  # by the program, after the worker was notified that there is something
         assert stream.read(reading) is None
         os.write(writing, b"y")
         assert (stream.read(reading), stream.read(reading)) == (1, None)
@@ -287,10 +287,10 @@ time.sleep(60)
         for _ in range(3):
             result = await pool.run(ExecutionRequest(code=code, limits=derived.program(wall_s=0.3)))
             assert result.outcome is Outcome.TIMEOUT, result
-        assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
+        assert (pool.stats().retried, pool.stats().workers_lost) == (0, 0)
 
 
-async def test_a_cell_says_that_it_lives_while_a_killed_program_waits_for_a_core_to_end_on(
+async def test_a_worker_says_that_it_lives_while_a_killed_program_waits_for_a_core_to_end_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(limit_watch, "GONE_S", 0.8)

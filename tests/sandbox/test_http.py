@@ -372,7 +372,7 @@ async def test_cpp_is_compiled_and_run_in_the_sandbox(http: aiohttp.ClientSessio
     ids=["requests", "another protocol"],
 )
 async def test_what_is_sent_while_a_program_runs_is_not_taken_in(url: str, more: str, rest: bytes):
-    """The sender is kept waiting; what neither has read lies in the two sockets. The last: its program keeps a cell."""
+    """The sender has to wait; what neither has read lies in the two sockets. The last: its program keeps a worker."""
     body = json.dumps({"code": "import time\ntime.sleep(6)"}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"

@@ -48,9 +48,9 @@ def descendants(root: int) -> set[int]:
         below |= more
 
 
-def busy_cells(pool: SandboxPool) -> list[WorkerHandle]:
+def busy_workers(pool: SandboxPool) -> list[WorkerHandle]:
     assert pool._worker_groups is not None
-    return [cell for group in pool._worker_groups.everyone() for cell in group.cells if cell.call]
+    return [worker for group in pool._worker_groups.everyone() for worker in group.workers if worker.call]
 
 
 async def until(condition, seconds: float = 120.0) -> None:
@@ -60,29 +60,29 @@ async def until(condition, seconds: float = 120.0) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
+async def test_a_lost_worker_costs_a_second_run_and_nothing_else():
     async with derived.pool(slots=1, warm=LEAN) as pool:
         call = asyncio.ensure_future(pool.run(sleeping(2.0)))
-        await until(lambda: busy_cells(pool))
-        busy = busy_cells(pool)[0]
+        await until(lambda: busy_workers(pool))
+        busy = busy_workers(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
         result = await call
         stats = pool.stats()
     assert (result.outcome, result.stdout) == (Outcome.OK, "slept\n")
-    assert (stats.retried, stats.cells_lost, sum(stats.finished.values())) == (1, 1, 2)  # with the self-test
+    assert (stats.retried, stats.workers_lost, sum(stats.finished.values())) == (1, 1, 2)  # with the self-test
 
 
-async def test_a_wedged_cell_is_replaced_and_its_call_repeated():
+async def test_a_wedged_worker_is_replaced_and_its_call_repeated():
     async with derived.pool(slots=1, warm=LEAN) as pool:
         call = asyncio.ensure_future(pool.run(sleeping(2.0)))
-        await until(lambda: busy_cells(pool))
-        busy = busy_cells(pool)[0]
+        await until(lambda: busy_workers(pool))
+        busy = busy_workers(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGSTOP)
         result = await asyncio.wait_for(call, 60)
         assert (result.stdout, pool.stats().retried) == ("slept\n", 1)
 
 
-async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
+async def test_a_dead_server_is_started_again_and_its_workers_serve_on():
     async with derived.pool(slots=1, warm=LEAN) as pool:
         server = pool._worker_groups["lean"].server
         assert server is not None and pool.server_ids == (server.pid,)
@@ -96,12 +96,12 @@ async def test_servers_that_were_killed_before_they_could_serve_do_not_end_the_p
         groups = pool._worker_groups
         assert groups is not None
         group = groups["lean"]
-        await until(lambda: group.cells and all(cell.ready for cell in group.cells))  # a success later would count
+        await until(lambda: group.workers and all(worker.ready for worker in group.workers))  # later it would count
         groups._python = "/bin/false"
         os.kill(pool.server_ids[0], signal.SIGKILL)
         await until(lambda: group.given_up)
-        for cell in list(group.cells):
-            groups.lose(group, cell, "the kernel wanted its memory")
+        for worker in list(group.workers):
+            groups.lose(group, worker, "the kernel wanted its memory")
         with pytest.raises(SandboxError, match="no lean server: it ended without a report"):
             await pool.run(ExecutionRequest(code="print(1)"))
         groups._python = sys.executable
@@ -109,11 +109,11 @@ async def test_servers_that_were_killed_before_they_could_serve_do_not_end_the_p
         assert pool.stats().servers_lost == 4 and not group.failures
 
 
-async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
+async def test_a_call_that_loses_every_worker_is_our_error_not_the_programs():
     async with derived.pool(slots=1, attempts=1, warm=LEAN) as pool:
         call = asyncio.ensure_future(pool.run(SLEEP))
-        await until(lambda: busy_cells(pool))
-        busy = busy_cells(pool)[0]
+        await until(lambda: busy_workers(pool))
+        busy = busy_workers(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
         with pytest.raises(SandboxLost):
             await call
@@ -177,7 +177,7 @@ async def test_cancelling_a_call_ends_its_program():
         await asyncio.sleep(0.1)
         call.cancel()
         await until(lambda: pool.stats().running == 0)
-        assert pool.stats().cells_lost == 0
+        assert pool.stats().workers_lost == 0
 
 
 async def test_closing_drains_then_ends_every_process():
@@ -209,21 +209,21 @@ async def test_a_burst_is_answered_once_each(pool: SandboxPool):
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(300)]
 
 
-async def test_cells_are_replaced_after_their_share_of_calls():
-    async with derived.pool(slots=1, calls_per_cell=5, spare_cells=0, warm=LEAN) as pool:
+async def test_workers_are_replaced_after_their_share_of_calls():
+    async with derived.pool(slots=1, calls_per_worker=5, spare_workers=0, warm=LEAN) as pool:
         for i in range(12):
             assert (await pool.run(ExecutionRequest(code=f"print({i})"))).stdout == f"{i}\n"
-        assert pool.stats().cells_replaced >= 2
+        assert pool.stats().workers_replaced >= 2
 
 
 async def test_a_shortage_of_descriptors_passes():
     """Supervision continues, and what died meanwhile is replaced once there is room again."""
-    async with derived.pool(slots=1, spare_cells=0, warm=LEAN) as pool:
+    async with derived.pool(slots=1, spare_workers=0, warm=LEAN) as pool:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
         try:
             group = pool._worker_groups["lean"]
-            signal.pidfd_send_signal(next(iter(group.cells)).channel.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(next(iter(group.workers)).channel.pidfd, signal.SIGKILL)
             os.kill(group.server.pid, signal.SIGKILL)
             await asyncio.sleep(1.2)
         finally:
@@ -244,7 +244,7 @@ async def test_want_of_time_is_said_and_costs_no_level(tmp_path: Path, monkeypat
     slow.chmod(0o755)
     monkeypatch.setattr(supervision, "START_S", 0.3)
     pool = derived.pool(python=str(slow), level="landlock", warm=LEAN)
-    with pytest.raises(SandboxError, match=r"does not start: no cell within 0\.3 s\. Nothing was refused") as refused:
+    with pytest.raises(SandboxError, match=r"does not start: no worker within 0\.3 s\. Nothing was refused") as refused:
         await pool.start()
     assert "namespaces" not in str(refused.value) and "landlock" not in str(refused.value)
     assert pool.server_ids == ()
@@ -270,7 +270,7 @@ async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):
 
 
 async def test_a_warm_server_reads_a_ping_and_an_order_that_come_as_one():
-    async with derived.pool(slots=1, spare_cells=0, warm=("lean",)) as pool:
+    async with derived.pool(slots=1, spare_workers=0, warm=("lean",)) as pool:
         group = pool._worker_groups["lean"]
         for _ in range(3):
             server = group.server
@@ -282,17 +282,17 @@ async def test_a_warm_server_reads_a_ping_and_an_order_that_come_as_one():
         assert pool.stats().servers_lost == 0 and group.server is server
 
 
-async def test_a_cell_that_spoke_while_we_did_not_listen_is_not_silent():
-    async with derived.pool(slots=1, spare_cells=0, warm=("lean",)) as pool:
+async def test_a_worker_that_spoke_while_we_did_not_listen_is_not_silent():
+    async with derived.pool(slots=1, spare_workers=0, warm=("lean",)) as pool:
         running = pool.submit(sleeping(1.5))
         group = pool._worker_groups["lean"]
-        (cell,) = group.cells
+        (worker,) = group.workers
         await asyncio.sleep(0.1)
-        time.sleep(0.4)  # the loop is kept from listening, and a cell speaks every quarter of a second
+        time.sleep(0.4)  # the loop is kept from listening, and a worker speaks every quarter of a second
         now = asyncio.get_running_loop().time()
-        cell.last_heard = now - 1.6
-        pool._worker_groups._check_cell(group, cell, now)
-        assert (await running).stdout == "slept\n" and pool.stats().cells_lost == 0
+        worker.last_heard = now - 1.6
+        pool._worker_groups._check_worker(group, worker, now)
+        assert (await running).stdout == "slept\n" and pool.stats().workers_lost == 0
 
 
 LATE = """
@@ -316,6 +316,6 @@ print(data, len(files), ours.recv(200))
 """
 
 
-async def test_a_cell_says_nothing_before_it_is_announced():
+async def test_a_worker_says_nothing_before_it_is_announced():
     done = subprocess.run([sys.executable, "-c", LATE], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.stdout == "b'\\x00' 1 b'HELLO'\n", done

@@ -17,7 +17,7 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 
-# -- what a cell saw ---------------------------------------------------------------------------------------------------
+# -- what a worker saw -------------------------------------------------------------------------------------------------
 
 
 # -- queue, limits, requests -------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""A cell: an isolated process that runs one program after another, each in a fork of itself.
+"""A worker: an isolated process that runs one program after another, each in a fork of itself.
 
 Nothing of a program stays: code and output pass through buffers that are wiped, never through Python objects that a
-later fork could find in freed memory, and a cell whose working folder a program has touched takes no other one. What
-the cell's own memory does keep of a call is numbers: sizes, times, a status.
+later fork could find in freed memory, and a worker whose working folder a program has touched takes no other one. What
+the worker's own memory does keep of a call is numbers: sizes, times, a status.
 """
 
 import array
@@ -23,11 +23,11 @@ from sandbox.jail.stream import Stream, open_pipe
 
 MAX_INLINE_BYTES = 64 * 1024  # longer code and input come in files
 MAX_DESCRIPTORS = 256
-MAX_GROWTH_BYTES = 96 * 1024 * 1024  # of the cell itself; then it asks to be replaced
+MAX_GROWTH_BYTES = 96 * 1024 * 1024  # of the worker itself; then it asks to be replaced
 
 
-class Cell:
-    """The loop of one cell over its channel to the pool."""
+class Worker:
+    """The loop of one worker over its channel to the pool."""
 
     def __init__(
         self, channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, isolated: bool
@@ -113,7 +113,7 @@ class Cell:
         if child == 0:
             self._become_program(call, code_file, stdin_file, out_write, err_write)
         if child < 0:
-            raise OSError("fork")  # the pool gives the call to another cell
+            raise OSError("fork")  # the pool gives the call to another worker
         handle = os.pidfd_open(child)
         for descriptor in (out_write, err_write, stdin_file, code_file):
             if descriptor >= 0:
@@ -233,9 +233,9 @@ def main(channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int,
     """Serve until the pool closes the channel, then end this process."""
     try:
         os.environ.update(HOME=jail.home, TMPDIR=jail.home)
-        cell = Cell(channel, jail, warmth, space, isolated=isolated)
+        worker = Worker(channel, jail, warmth, space, isolated=isolated)
         gc.collect()
         gc.freeze()
-        cell.serve()
+        worker.serve()
     finally:
         os._exit(0)
