@@ -98,7 +98,7 @@ bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code 
 soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
 	$(BIN)/python -m benchmarks.sandbox_soak $(ARGS)
 
-fuzz-sandbox: $(READY)  ## Generated programs against the sandbox, at each level, as each user; ARGS="--seconds 900", or "--door" for the HTTP server
+fuzz-sandbox: $(READY)  ## Generated programs against the sandbox, at each level, as each user; ARGS="--seconds 900", or "--http" for the HTTP server
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench-balancer: $(READY)  ## The balancer simulated, and on real engines

@@ -2,7 +2,7 @@
 
 Every combination runs in a separate pid namespace. Between rounds an oracle looks at a canary file and process, at
 what the next program finds, at mounts, processes, disk and memory, and at the pool's statistics. A finding is printed
-with the command that repeats its round. `--door` sends requests to the HTTP server instead
+with the command that repeats its round. `--http` sends requests to the HTTP server instead
 (tests/fuzz/http_requests.py).
 """
 
@@ -29,12 +29,12 @@ def main() -> int:
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS)
     parser.add_argument("--users", nargs="+", choices=USERS, default=USERS)
     parser.add_argument("--show", action="store_true", help="print the programs")
-    parser.add_argument("--door", action="store_true", help="requests to the HTTP server in place of programs")
+    parser.add_argument("--http", action="store_true", help="requests to the HTTP server in place of programs")
     options = parser.parse_args()
-    if options.door and (options.show or (options.levels, options.users) != (LEVELS, USERS)):
-        parser.error("--door has no programs, levels or users to choose")
+    if options.http and (options.show or (options.levels, options.users) != (LEVELS, USERS)):
+        parser.error("--http has no programs, levels or users to choose")
     print(f"seed {options.seed}", flush=True)
-    if options.door:
+    if options.http:
         return http_requests.fuzz(options)
     combinations = [(level, user) for level in options.levels for user in options.users]
     return max([campaign_of(options, level, user) for level, user in combinations])

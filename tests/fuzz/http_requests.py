@@ -1,4 +1,4 @@
-"""Requests of every shape against the real server: no 500, no hang, no growth. `make fuzz-sandbox ARGS="--door"`.
+"""Requests of every shape against the real server: no 500, no hang, no growth. `make fuzz-sandbox ARGS="--http"`.
 
 Hypothesis draws bodies (right and wrong types, JSON, msgpack, packed, garbage), framing (length, chunks, both, wrong)
 and delivery (whole, in parts, broken off). Between rounds come what no single request can do: many connections, slow
@@ -412,7 +412,7 @@ def fuzz(options: argparse.Namespace) -> int:
                 one.together(options.first + rounds)
                 check(server, settled_at)
             except Exception as error:
-                again = f"--door --seed {options.seed} --first {options.first + rounds} --rounds 1"
+                again = f"--http --seed {options.seed} --first {options.first + rounds} --rounds 1"
                 findings.append(f'{type(error).__name__}: {error}; make fuzz-sandbox ARGS="{again}"')
             rounds += 1
         grown = server.resident_bytes() - settled_at[1] if server.alive else 0

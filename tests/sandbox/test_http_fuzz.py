@@ -1,4 +1,4 @@
-"""A short round of `make fuzz-sandbox ARGS="--door"` against the real server, in a separate process."""
+"""A short round of `make fuzz-sandbox ARGS="--http"` against the real server, in a separate process."""
 
 from collections.abc import Iterator
 
