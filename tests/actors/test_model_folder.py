@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from actors.weights.buckets import WeightBucket
+from actors.weights.buckets import WeightEntry
 from actors.weights.model_parameters import (
     INDEX,
     SavedWeights,
@@ -38,7 +38,7 @@ def write_config(folder: Path, fields: dict[str, Any]) -> None:
     path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | fields))
 
 
-def entries(folder: Path, change: Change = dict) -> list[WeightBucket]:
+def entries(folder: Path, change: Change = dict) -> list[WeightEntry]:
     arrays = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(folder).items()}
     parameters = (NamedArray(name, array) for name, array in change(arrays).items())
     return [entry for bucket in pack(parameters, 2**20) for entry in bucket.entries]

@@ -22,10 +22,6 @@ def _num_calls(messages: list[Message]) -> int:
     return sum(1 for message in messages if message.get("tool_calls"))
 
 
-def _num_calls(messages: list[Message]) -> int:
-    return sum(1 for message in messages if message.get("tool_calls"))
-
-
 def _boxed(messages: list[Message]) -> str:
     return messages[-1]["content"].removeprefix("<answer>\\boxed{").removesuffix("}</answer>")
 
