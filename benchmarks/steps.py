@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.scheduler import SEATS, demand_tokens
 from benchmarks.trace_kinds import NAMES, draw, kind_named
 from scheduler.balancer import RULES
-from scheduler.expected_kv import caution, estimate, hazard, room
+from scheduler.expected_kv import caution, estimate, room
 from scheduler.expected_kv import rule as expected_kv
 from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import MI300X_14B, SimulatorSettings
@@ -36,26 +36,15 @@ KINDS = ["stage1", "stage2", "stage3", "minutes_at_tools"]
 SIMPLE = ["least_requests", "least_sessions"]
 
 
-def _plain_rates(deaths: Any, tokens: Any, expected: Any, *, has_history: bool) -> Any:
-    """One end's worth of what is expected, and what is seen."""
-    return (deaths + 1.0) / (tokens + 1.0 / expected)
-
-
 PARTS: dict[str, list[tuple[object, str, Any]]] = {
     "alikeness of siblings": [(estimate, "ALIKENESS", np.array([0.0])), (estimate, "FIRST_ALIKENESS", 0.0)],
-    "smoothing of the hazard": [(estimate, "hazard_rates", _plain_rates)],
-    "levels of the hazard": [(hazard, "_levels", lambda deaths, expected: np.ones(len(deaths)))],
+    "ages of running rollouts": [(estimate.LengthEstimate, "survive", lambda self, rows, ages: None)],
     "probes": [(expected_kv, "PROBES", 0)],
     "longest group first": [(expected_kv.AdmissionOrder, "_expected", lambda self, group: 0.0)],
-    "oldest now and then": [(expected_kv, "OLDEST_EVERY", 1 << 40)],
-    "moves": [(expected_kv.Moves, "decide", lambda self, *, some_wait: [])],
-    "moves to an emptier replica": [(expected_kv, "MOVE_SHARE", -1.0)],
+    "moves": [(expected_kv.Moves, "decide", lambda self: [])],
     "moves away from an overflow": [(expected_kv.Moves, "_relief", lambda self, rollout, source: None)],
     "sending some back to wait": [(expected_kv.Moves, "_sent_to_wait", lambda self, source: [])],
     "risk by costs": [(caution.Caution, "weigh", lambda self, *given, **named: None)],
-    "risk by preemptions": [(caution, "Z_STEP", 0.0)],
-    "less margin where all fit": [(caution.Caution, "ease", lambda self, enough: False)],
-    "margin at the end of a step": [(room.Room, "expected_to_hold", lambda self, demand_H: False)],
     "room by a cached prompt": [(room, "PROMPT_WORTH", 1)],
 }
 """Parts of the rule, and what is put in the place of each."""
@@ -65,8 +54,6 @@ PARTS: dict[str, list[tuple[object, str, Any]]] = {
 def without(part: str) -> Generator[None]:
     """`expected_kv` without it; all of it for an empty name."""
     changed = [patch.object(target, name, value) for target, name, value in PARTS.get(part, [])]
-    if part == "less margin where all fit":
-        changed.append(patch.object(caution.Caution, "roomy", False))
     for one in changed:
         one.start()
     try:

@@ -98,15 +98,14 @@ LOOKS = 8  # independent moments of a rollout's life at which its replica may ov
 FEW = 16.0  # up to this many rollouts per cache, a preemption is over before the next one
 
 
-def risk_of(cost: PlacementCost | None, *, has_history: bool = True) -> float:
+def risk_of(cost: PlacementCost | None) -> float:
     """The share of rollouts that an engine may have to preempt, at any of `LOOKS` moments of their lives.
 
     The gain of filling more grows with the cost of an empty seat. If many rollouts share a cache, the loss grows with
     the square of a preemption's cost: with the cost of each, and with their number, because all others continue to grow
     into the same cache meanwhile. If few rollouts share it, the space left free for one is a large part of the cache;
     the share per moment is then the cost of an empty seat during a rollout's life over that of a preemption at every
-    moment. In between it falls with the third power of the number of rollouts; without history with the first power,
-    because the lengths vary more then and more space is left free.
+    moment. In between it falls with the number of rollouts.
     """
     if cost is None:
         return LEAST_RISK
@@ -114,6 +113,6 @@ def risk_of(cost: PlacementCost | None, *, has_history: bool = True) -> float:
         return MOST_RISK
     of_many = LEAST_RISK * cost.idle_share / USUAL_IDLE_SHARE * (USUAL_STEPS / cost.preemption_steps) ** 2
     at_a_look = cost.idle_share * cost.life_steps / (cost.running * LOOKS * cost.preemption_steps)
-    at_a_look *= min(1.0, FEW / cost.running) ** (3 if has_history else 1)
+    at_a_look *= min(1.0, FEW / cost.running)
     of_few = 1.0 - (1.0 - min(1.0, at_a_look)) ** LOOKS
     return min(MOST_RISK, max(LEAST_RISK, of_many, of_few))

@@ -176,8 +176,3 @@ class Profile:
         if within_tokens < self._horizons_H[-1]:
             need_H = np.interp(np.minimum(self._horizons_H, within_tokens), self._horizons_H, need_H)
         return float(need_H.max()) + self.beside_tokens
-
-    @property
-    def used_tokens(self) -> float:
-        """By those that were not asked to leave, and those on their way here."""
-        return float(self.ahead(staying=True)[0][0]) + self.prompt_tokens

@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
-from scheduler.expected_kv.hazard import hazard_rates
-
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended, with the weight of one rollout
+PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended
+PRIOR_ENDS = 2.0  # weight of what was assumed about a bin before a step, or before the run [rollouts that ended there]
 ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
 FIRST_ALIKENESS = 0.35  # until enough has ended to tell
 FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
@@ -54,6 +53,11 @@ class Past:
             raise ValueError(f"'alikeness' is {self.alikeness}, not in [0, 1)")
         if not 0.0 < self.fit_at <= MOST_COUNTED:
             raise ValueError(f"'fit_at' is {self.fit_at}, not a positive number of deaths")
+
+
+def hazard_rates(deaths_B: Floats, tokens_B: Floats, assumed: Floats | float) -> Floats:
+    """Ends per token [B]: the mean of a gamma posterior, from ends, tokens at risk and the rate assumed before."""
+    return (deaths_B + PRIOR_ENDS) / (tokens_B + PRIOR_ENDS / assumed)
 
 
 class LengthEstimate:
@@ -197,10 +201,8 @@ class LengthEstimate:
         group_R = self._group_R[: self._size][known_R]
         age_R = self._age_R[: self._size][known_R]
         ended_R = self._ended_R[: self._size][known_R]
-        expected_B = np.full(NUM_BINS, 1.0 / (PRIOR_MEAN * self.max_response_tokens))
-        if self.has_history:
-            expected_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, expected_B, has_history=False)
-        rate_B = hazard_rates(*self._evidence(known_R), expected_B, has_history=self.has_history)
+        past_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, 1.0 / (PRIOR_MEAN * self.max_response_tokens))
+        rate_B = hazard_rates(*self._evidence(known_R), past_B)
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
         seen = (group_R, age_R, self._bins(age_R), ended_R)
         if float(ended_R.sum()) >= self._fit_at:

@@ -43,12 +43,11 @@ class Learned:
     """All of it."""
 
     lengths: tuple[LearnedLengths, ...]
-    raised_z: float  # deviations that preemptions have added to what is left free
     admissions: int  # since a run's start: ties rotate with them
     moves: MoveCounts
 
     def __post_init__(self) -> None:
-        _check_range(self, "raised_z", "admissions")
+        _check_range(self, "admissions")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,7 +9,7 @@ prompt.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,15 +35,6 @@ class FreshRows:
     length_G: Floats  # expected response tokens
 
 
-@dataclass(slots=True)
-class DrawCount:
-    """The rollouts of one draw."""
-
-    live: int = 0
-    seen: int = 0
-    prompt_tokens: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Budgets:
     """Rollouts under one pair of budgets (response tokens and turns), which have their own estimate."""
@@ -51,36 +42,13 @@ class Budgets:
     estimate: LengthEstimate
     sampled_tokens: float  # by rollouts that have ended, ...
     response_tokens: float  # ... and what their responses held, tools' text included
-    live: int = 0  # rollouts that have not ended, ...
-    seen: int = 0  # ... and all of their draws, ...
-    prompt_tokens: int = 0  # ... each with its prompt
-    draws: dict[int, "DrawCount"] = field(default_factory=dict[int, "DrawCount"])  # with a live rollout
+    live: int = 0  # rollouts that have not ended
     fresh: FreshRows | None = None  # of the groups known at the last refresh
 
     @property
     def growth(self) -> float:
         """Response tokens per sampled token."""
         return max(1.0, self.response_tokens / self.sampled_tokens)
-
-    def came(self, draw: int, prompt_tokens: int) -> None:
-        """A rollout of this draw."""
-        count = self.draws.setdefault(draw, DrawCount())
-        count.live += 1
-        count.seen += 1
-        count.prompt_tokens += prompt_tokens
-        self.live += 1
-        self.seen += 1
-        self.prompt_tokens += prompt_tokens
-
-    def went(self, draw: int) -> None:
-        """A rollout of this draw is not live any more; a draw counts until its last is not."""
-        count = self.draws[draw]
-        count.live -= 1
-        self.live -= 1
-        if not count.live:
-            del self.draws[draw]
-            self.seen -= count.seen
-            self.prompt_tokens -= count.prompt_tokens
 
     def ended(self, sampled_tokens: float, response_tokens: float) -> None:
         self.sampled_tokens += sampled_tokens
@@ -136,7 +104,7 @@ class Lengths:
         if rollout.length_row < 0:
             rollout.length_row = group.budgets.estimate.start(group.index, load.generated_tokens)
             group.live += 1
-            group.budgets.came(load.draw, load.prompt_tokens)
+            group.budgets.live += 1
         return group
 
     def group_of(self, rollout: Rollout) -> Group:
@@ -231,7 +199,7 @@ class Lengths:
         group = self.group_of(rollout)
         rollout.length_row = -1
         group.live -= 1
-        group.budgets.went(rollout.load.draw)
+        group.budgets.live -= 1
         if group.live == 0:
             del self.groups[rollout.load.group_id]
 
@@ -282,22 +250,7 @@ class Lengths:
         for budgets, (rows, known) in ages.items():
             budgets.estimate.survive(np.array(rows, dtype=np.int64), np.array(known))
 
-    @property
-    def has_history(self) -> bool:
-        """An earlier step is known for all budgets of live rollouts."""
-        return all(group.budgets.estimate.has_history for group in self.groups.values())
-
     # -- what is asked --------------------------------------------------------------------------------------------
-    def whole_demand_tokens(self) -> float:
-        """KV at most, as expected, had all rollouts of the step started at once, each with a separate prompt."""
-        demand_H = np.zeros(NUM_HORIZONS)
-        for budgets in self._budgets.values():
-            if budgets.fresh is not None and budgets.live:
-                size_H = self._sizes(budgets, np.zeros(1))[0]
-                prompts_H = budgets.prompt_tokens / size_H
-                demand_H += budgets.fresh.demand_GH.mean(axis=0) * (budgets.seen + prompts_H)
-        return float(demand_H.max())
-
     def expected_life(self) -> tuple[float, float]:
         """Of a fresh rollout, over all groups: tokens of prompt and response at its end, and those it samples; ones
         where there is no group."""
@@ -354,8 +307,3 @@ class Lengths:
             alive_NH[of_N], shared_NH[of_N] = budgets.estimate.survivals(index_N[of_N], age_N[of_N], self.horizons_H)
             size_NH[of_N] = self._sizes(budgets, response_N[of_N])
         return rows(size_NH, alive_NH, shared_NH, siblings_N1)
-
-    def remaining_tokens(self, rollout: Rollout) -> float:
-        """Response tokens still to come, as expected."""
-        group, age_1 = self.group_of(rollout), np.array([float(rollout.load.generated_tokens)])
-        return float(group.budgets.estimate.mean_remaining(np.array([group.index]), age_1)[0])

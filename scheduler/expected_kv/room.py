@@ -88,30 +88,17 @@ class Room:
         if len(self._peak_S) == 0:
             return -1, -inf
         demand, variance, shared = peaks
-        prompt, z, apart = self.state.whole_blocks(group.prompt_tokens), self._caution.z, self._caution.apart
+        prompt, z = self.state.whole_blocks(group.prompt_tokens), self._caution.z
         room_S = self._capacity_S - self._peak_S - (demand + prompt) - z * np.sqrt(self._variance_S + variance)
         for index, siblings in group.residents_at.items():
             alone = self._variance_S[index] + variance
-            room_S[index] += PROMPT_WORTH * prompt - apart * (sqrt(alone + 2.0 * siblings * shared) - sqrt(alone))
-        if self._caution.roomy and room_S.max() > 0.0:
-            return self._idlest(group, room_S)
+            room_S[index] += PROMPT_WORTH * prompt - z * (sqrt(alone + 2.0 * siblings * shared) - sqrt(alone))
         first = turn % len(room_S)  # ties rotate
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         if room_S[best] == -inf:
             return -1, -inf
         prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.residents_at else 0  # worth much, but no room
         return best, float(room_S[best]) - prefill_saved
-
-    def _idlest(self, group: Group, room_S: Floats) -> tuple[int, float]:
-        """Of those with room, the replica with fewest rollouts for its cache, siblings counted twice.
-
-        Where all are spread evenly, and every group is, replicas differ least.
-        """
-        held_S = [inf if r is None else len(r.residents) / r.kv_capacity_tokens for r in self.state.by_index]
-        for index, siblings in group.residents_at.items():
-            held_S[index] += siblings / self._capacity_S[index]
-        best = int(np.where(room_S > 0.0, held_S, inf).argmin())
-        return best, float(room_S[best])
 
     def fits(self, replica: Replica, rollout: Rollout) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
@@ -142,30 +129,12 @@ class Room:
             return profile.peak(z, demand_H, variance_H + 2.0 * siblings * shared_H)
         return profile.peak(z, demand_H, variance_H) + replica.whole_blocks(group.prompt_tokens)
 
-    def used_tokens(self, replica: Replica) -> float:
-        return self._profiles[replica.replica_id].used_tokens
-
     def reserved_tokens(self, replica: Replica) -> int:
         """The most that its residents need, at the present risk."""
         return int(self.peak(replica, self._caution.z)) if replica.residents else 0
 
     def leaks(self) -> list[str]:
         return [text for profile in self._profiles.values() for text in profile.leaks()]
-
-    def expected_to_hold(self, demand_H: Floats) -> bool:
-        """Whether so much more [H], spread over all replicas that take work, stays within their caches as expected."""
-        capacity = 0
-        for replica in self.state.open():
-            profile = self._profiles[replica.replica_id]
-            demand_H = demand_H + profile.ahead()[0] + profile.beside_tokens
-            capacity += replica.kv_capacity_tokens
-        return float(demand_H.max()) <= capacity
-
-    def ease(self, enough: float | None) -> None:
-        """The margin is at most this; None: as the risk asks for."""
-        if self._caution.ease(enough):
-            for replica in self.state.replicas.values():
-                self.measure(replica)
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout, replica: Replica) -> None:

@@ -1,39 +1,31 @@
 """The placement rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
-from math import inf
 
-import numpy as np
-
-from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Z_SPAN, Caution
-from scheduler.expected_kv.estimate import Floats
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.learned import Learned, MoveCounts
-from scheduler.expected_kv.lengths import NUM_HORIZONS, Group, Lengths
+from scheduler.expected_kv.lengths import Group, Lengths
 from scheduler.expected_kv.room import Room
 from scheduler.records import Move
 from scheduler.rules import Change, PlacementRule
 from scheduler.state import Replica, Rollout, State
 
-MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
-PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once
-# engines do preempt, as much again as they have thrown away
+RELIEF_SHARE = 0.008  # tokens computed again because of moves, at most, of all generated; once engines
+# preempt, as much again as they have thrown away
 PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
 WAIT_Z = 0.0  # the same, to send some back to wait: they do so only where an overflow is more likely than not
 LEAD_TURNS = 1.0  # a rollout that is asked to leave does so at the end of its turn
-MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
 RELIEVED = "moved here, before the cache of its replica overflows"
-EMPTIER = "moved here, where less than half as much KV is in use"
 
 
 class Moves:
     """Looks at rollouts that have ended a turn since the last look."""
 
-    def __init__(self, state: State, lengths: Lengths, room: Room, caution: Caution) -> None:
+    def __init__(self, state: State, room: Room, caution: Caution) -> None:
         self.state = state
-        self._lengths = lengths
         self._room = room
         self._caution = caution
         self._turned: list[Rollout] = []
@@ -75,37 +67,24 @@ class Moves:
         self._turns, self._moved_tokens = before.turns, before.moved_tokens
         self._preempted_tokens = before.preempted_tokens
 
-    def decide(self, *, some_wait: bool) -> Sequence[Move]:
-        """Away from a replica about to overflow, and, once nothing waits, from a full one to one less than half as
-        full, where enough is still to come. From one that overflows all the same some go back to wait.
-        """
+    def decide(self) -> Sequence[Move]:
+        """Away from a replica that is about to overflow. From one that overflows all the same, some wait again."""
         turned, self._turned = self._turned, []
         moves: list[Move] = []
-        used: dict[str, float] = {}
         overfull: dict[str, Replica] = {}
         for rollout in turned:
             source = rollout.replica
             if source is None or rollout.leaving:
                 continue
-            context = rollout.load.context_tokens
-            pressed = self._room.peak(source, PRESSED_Z, staying=True) > source.kv_capacity_tokens
-            if pressed:
-                overfull[source.replica_id] = source
-            elif some_wait:
+            if self._room.peak(source, PRESSED_Z, staying=True) <= source.kv_capacity_tokens:
                 continue
-            share = PRESSED_SHARE if pressed else MOVE_SHARE
-            allowed = share * self._generated_tokens + (self._preempted_tokens if pressed else 0)
-            if self._moved_tokens + context > allowed:
+            overfull[source.replica_id] = source
+            allowed = RELIEF_SHARE * self._generated_tokens + self._preempted_tokens
+            if self._moved_tokens + rollout.load.context_tokens > allowed:
                 continue
-            used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.state.open()}
-            target = self._relief(rollout, source) if pressed else self._emptiest(rollout, source, used)
-            if target is None:
-                continue
-            rollout.prefer = target
-            rollout.why = RELIEVED if pressed else EMPTIER
-            used[target] += context
-            used[source.replica_id] = used.get(source.replica_id, 0.0) - context
-            moves.append(self._asked_to_leave(rollout, source, target))
+            if (target := self._relief(rollout, source)) is not None:
+                rollout.prefer, rollout.why = target, RELIEVED
+                moves.append(self._asked_to_leave(rollout, source, target))
         for source in overfull.values() if self._caution.spares_contexts else ():
             moves += self._sent_to_wait(source)
         return moves
@@ -128,25 +107,12 @@ class Moves:
         stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
         stay.sort(key=lambda rollout: rollout.load.context_tokens, reverse=True)
         moves: list[Move] = []
-        allowed = self._preempted_tokens if self._lengths.has_history else inf
-        while len(stay) > 1 and self._moved_tokens + stay[-1].load.context_tokens <= allowed:
+        while len(stay) > 1:
             peak = self._room.peak(source, WAIT_Z, staying=True, within_tokens=LEAD_TURNS * turn_tokens)
             if peak <= source.kv_capacity_tokens:
                 break
             moves.append(self._asked_to_leave(stay.pop(), source, None))
         return moves
-
-    def _emptiest(self, rollout: Rollout, source: Replica, used: dict[str, float]) -> str | None:
-        """The emptiest other replica, where moving there is worth it."""
-        target = min((name for name in used if name != source.replica_id), key=used.__getitem__, default=None)
-        if target is None:
-            return None
-        context = rollout.load.context_tokens
-        if used[target] + context > 0.5 * (self._room.used_tokens(source) - context):
-            return None
-        if MOVE_GAIN * self._lengths.remaining_tokens(rollout) < context:
-            return None
-        return target if self._room.fits(self.state.replicas[target], rollout) else None
 
     def _relief(self, rollout: Rollout, source: Replica) -> str | None:
         """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
@@ -160,7 +126,6 @@ class Moves:
 
 
 PROBES = 4  # siblings of each group that start before groups are ranked by length
-OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
 
 
 class AdmissionOrder:
@@ -170,7 +135,6 @@ class AdmissionOrder:
         self._lengths = lengths
         self._ranked: list[tuple[int, int, float, int, Group]] = []  # heap: draw, probes done, minus length, tie
         self._resumed: OrderedDict[str, Rollout] = OrderedDict()  # by draw
-        self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
         self.taken = 0
 
     def __bool__(self) -> bool:
@@ -180,7 +144,6 @@ class AdmissionOrder:
         group, load = self._lengths.track(rollout), rollout.load
         if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
             group.fresh[load.rollout_id] = rollout
-            self._arrivals.append(rollout)
         else:
             behind = next(reversed(self._resumed.values()), None)
             self._resumed[load.rollout_id] = rollout
@@ -212,16 +175,6 @@ class AdmissionOrder:
         assert fresh is not None
         return float(fresh.length_G[group.index])
 
-    def demand(self) -> Floats:
-        """KV [H] that all waiting rollouts are expected to need if they started now, each group's prompt once."""
-        demand_H = np.zeros(NUM_HORIZONS)
-        for rollout in self._resumed.values():
-            demand_H += self._lengths.rows_of(rollout)[0] + self._lengths.group_of(rollout).prompt_tokens
-        for group in self._lengths.groups.values():
-            if group.fresh and (fresh := group.budgets.fresh_of(group)) is not None:
-                demand_H += group.prompt_tokens + len(group.fresh) * fresh.demand_GH[group.index]
-        return demand_H
-
     def next(self) -> Rollout | None:
         while self._ranked and not self._ranked[0][-1].fresh:
             heapq.heappop(self._ranked)
@@ -229,17 +182,7 @@ class AdmissionOrder:
         resumed = next(iter(self._resumed.values()), None)
         if resumed is not None and (draw is None or resumed.load.draw <= draw):
             return resumed
-        if self.taken % OLDEST_EVERY == OLDEST_EVERY - 1 and (oldest := self._oldest()) and oldest.load.draw == draw:
-            return oldest
         return next(iter(self._ranked[0][-1].fresh.values())) if self._ranked else None
-
-    def _oldest(self) -> Rollout | None:
-        while self._arrivals:
-            rollout = self._arrivals[0]
-            if rollout.replica is None and rollout.length_row >= 0:
-                return rollout
-            self._arrivals.popleft()
-        return None
 
     def take(self, rollout: Rollout) -> None:
         """It starts now."""
@@ -264,19 +207,14 @@ class ExpectedKV(PlacementRule):
         super().__init__(state)
         self.caution = caution
         self.lengths = Lengths(state)
-        self._step_demand_tokens = inf  # KV that this step was expected to need when it began
-        self._step_begins = True
         self._order = AdmissionOrder(self.lengths)
         self._room = Room(state, self.lengths, self.caution)
-        self._moves = Moves(state, self.lengths, self._room, caution)
+        self._moves = Moves(state, self._room, caution)
 
     def pick(self) -> tuple[Rollout, Replica] | None:
         if self.lengths.learn():
             self._order.rank()
-            context_tokens, life_steps = self.lengths.expected_life()
-            replicas, has_history = self.state.replicas.values(), self.lengths.has_history
-            self.caution.weigh(replicas, context_tokens, life_steps, has_history=has_history)
-            self._room.ease(self._enough())
+            self.caution.weigh(self.state.replicas.values(), *self.lengths.expected_life())
         rollout = self._order.next()
         replica = None if rollout is None else self._room.place(rollout, self._order.taken)
         if rollout is None or replica is None:
@@ -284,19 +222,6 @@ class ExpectedKV(PlacementRule):
         self._order.take(rollout)
         rollout.why, rollout.prefer = self._room.why, None
         return rollout, replica
-
-    def _enough(self) -> float | None:
-        """Deviations that suffice where nothing, or little, is to be gained by holding rollouts back."""
-        if not self._order or not self.lengths.has_history:
-            return None
-        capacity = sum(replica.kv_capacity_tokens for replica in self.state.open())
-        demand = self.lengths.whole_demand_tokens()  # falls for a while when the first end, the short ones
-        if self._step_begins or not any(replica.residents for replica in self.state.replicas.values()):
-            self._step_begins = False
-            self._step_demand_tokens = demand
-        if max(self._step_demand_tokens, demand) <= ROOMY_SHARE * capacity:
-            return ROOMY_Z
-        return CLOSING_Z if self._room.expected_to_hold(self._order.demand()) else None
 
     def rollout_changed(self, rollout: Rollout, change: Change) -> None:
         if change is Change.QUEUED:
@@ -325,25 +250,22 @@ class ExpectedKV(PlacementRule):
         self.lengths.leave(rollout, ended=ended, truncated=change is Change.CUT)
         if ended:
             self._moves.arrived(rollout)
-            self.caution.ended()
         self._room.measure(replica)
 
     def new_policy_version(self) -> None:
         """The weights changed, and a step has ended: the rollouts that are live now are the next ones'."""
         self.lengths.new_policy_version()
-        self._step_begins = True
 
     def replicas_changed(self) -> None:
         self._room.replicas_changed()
 
     def replica_reported(self, replica: Replica, new_preemptions: int) -> None:
         if new_preemptions > 0:
-            self.caution.preempted()
             self._moves.preempted(replica, new_preemptions)
         self._room.reported(replica, some_wait=bool(self._order))
 
     def moves(self) -> Sequence[Move]:
-        return self._moves.decide(some_wait=bool(self._order))
+        return self._moves.decide()
 
     def reserved_tokens(self, replica: Replica) -> int:
         return self._room.reserved_tokens(replica)
@@ -362,7 +284,6 @@ class ExpectedKV(PlacementRule):
         """What outlives a step, for a checkpoint and for another incarnation of the balancer."""
         return Learned(
             lengths=self.lengths.learned(),
-            raised_z=self.caution.raised_z,
             admissions=self._order.taken,
             moves=self._moves.counts(),
         )
@@ -370,6 +291,5 @@ class ExpectedKV(PlacementRule):
     def load_learned(self, learned: Learned) -> None:
         """Replace what it has learned; pairs of budgets with live rollouts that are not in it are kept."""
         self.lengths.load_learned(learned.lengths)
-        self.caution.raised_z = min(learned.raised_z, Z_SPAN)
         self._order.taken = learned.admissions
         self._moves.load_counts(learned.moves)

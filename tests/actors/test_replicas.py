@@ -168,7 +168,7 @@ class Worker:
 def learned_by(admissions: int) -> Learned:
     """After so many rollouts."""
     moves = MoveCounts(generated_tokens=0, turns=0, moved_tokens=0, preempted_tokens=0)
-    return Learned(lengths=(), raised_z=0.0, admissions=admissions, moves=moves)
+    return Learned(lengths=(), admissions=admissions, moves=moves)
 
 
 class Balancer:

@@ -39,7 +39,7 @@ from actors.generation.vllm_process import VllmProcess
 from tests import derived
 
 async def start():
-    config = derived.engine(kv_tokens=4_096, tensor_parallel=2, start_deadline_s=120)
+    config = derived.engine(kv_tokens=4_096, tensor_parallel=2, start_deadline_s=600)
     await VllmProcess(config, Path(sys.argv[1]), None).start(lambda *_: None)
 
 try:
@@ -61,7 +61,7 @@ def test_an_engine_of_several_processes_that_cannot_load_its_model_says_why(tmp_
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         command = [sys.executable, "-c", START, str(tmp_path / "model"), str(tmp_path / "error")]
-        subprocess.run(command, stdout=out, stderr=err, timeout=200, check=True)
+        subprocess.run(command, stdout=out, stderr=err, timeout=660, check=True)
     error = (tmp_path / "error").read_text()
     assert error.startswith("EngineError: the engine for ")
     assert "not initialized from checkpoint" in error and "root cause" not in error, error

@@ -50,7 +50,7 @@ def test_where_everything_fits_at_once_next_to_nothing_is_held_back():
 
 @pytest.mark.long
 def test_where_kv_is_scarce_little_is_computed_again():
-    """Few share each of these caches, so some risk is taken; the other rule computes twice over what it samples."""
+    """Few share each of these caches, so some risk is taken; the other rule recomputes more than it samples."""
     assert seconds("log_normal", 1.5, later=True) < 1.0
     others = step("log_normal", 1.5, "least_requests")
-    assert recomputed("log_normal", 1.5, later=True) < 0.2 * others.recomputed_tokens / others.generated_tokens
+    assert recomputed("log_normal", 1.5, later=True) < 0.25 * others.recomputed_tokens / others.generated_tokens

@@ -9,14 +9,14 @@ SMALL = "--replicas 1 --groups 1 --siblings 8 --kinds bimodal --demand 1.5 --ste
 
 
 def test_each_part_is_left_out_and_put_back_and_each_rule_has_a_row_for_each_staleness():
-    before = rule.PROBES, caution.Caution.ease
+    before = rule.PROBES, caution.Caution.weigh
     args = asked([*SMALL.split(), "--without", "all", "--rules", "expected_kv", "least_sessions"])
     rows = list(simulate(args, "bimodal"))
     found = [(row["rule"], row["without"], row["staleness"]) for row in rows]
     ours = [("expected_kv", part, staleness) for part in ("", *PARTS) for staleness in (0, 1)]
     assert found == [*ours, ("least_sessions", "", 0), ("least_sessions", "", 1)]
     assert len({row["learn_s"] for row in rows}) == 1 and all(row["step_s"] > row["learn_s"] for row in rows)
-    assert (rule.PROBES, caution.Caution.ease) == before
+    assert (rule.PROBES, caution.Caution.weigh) == before
     said = summary(rows)
     assert sum(any(f"without {part} " in line for part in PARTS) for line in said) == 3 * len(PARTS)
 

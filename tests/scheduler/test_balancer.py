@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.records import Grant, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
@@ -107,23 +106,6 @@ def test_worst_case_reserves_whole_lives_and_waits():
     assert set(placements(balancer)) == {"c"}
 
 
-def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
-    balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
-    balancer.add_history(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
-    balancer.submit([load(f"x{i}", group=f"g{i}", most=8_000) for i in range(300)])
-    placed = placements(balancer)
-    assert set(placed.values()) == {"r0", "r1"}
-    for name in [name for name, home in placed.items() if home == "r1"]:
-        balancer.report("r1", [end(name, 7_000)])
-    stayed = next(name for name, home in placed.items() if home == "r0")
-    balancer.report("r0", [TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1)])
-    _, (move,) = balancer.decide()
-    assert (move.rollout_id, move.from_replica, move.to_replica) == (stayed, "r0", "r1")
-    balancer.return_rollouts("r0", [(load(stayed, group="g0", most=8_000, context=316), None)])
-    assert placements(balancer) == {stayed: "r1"}
-    assert balancer.snapshot().moves == 1
-
-
 def test_prefix_aware_follows_the_prompt_until_its_replica_is_well_ahead():
     balancer = fleet("prefix_aware")
     balancer.submit([load(f"x{i}") for i in range(40)])
@@ -200,16 +182,13 @@ def test_rollouts_of_earlier_draws_start_first_whenever_they_came(rule: str):
     assert order == sorted(order) and len(order) == 25
 
 
-def test_demand_follows_the_draws_that_are_live_and_counters_are_checked_meanwhile():
-    """Draws overlap, so that there is never a moment without a rollout."""
+def test_counters_hold_while_draws_overlap():
+    """There is never a moment without a rollout."""
     balancer = fleet("expected_kv", replicas=1, capacity=100_000)
-    demands: list[float] = []
-    assert isinstance(balancer.rule, ExpectedKV)
     for draw in range(1, 30):
         balancer.submit([replace(load(f"{draw}/{n}", group=f"{draw}"), draw=draw) for n in range(8)])
         balancer.decide()
-        demands.append(balancer.rule.lengths.whole_demand_tokens())
         if draw > 1:
             balancer.report("r0", [end(f"{draw - 1}/{n}", 40) for n in range(8)])
             balancer.set_policy_version(draw)
-    assert max(demands[2:]) < 2 * min(demands[2:]) and balancer.leaks() == []
+    assert balancer.snapshot().finished == 28 * 8 and balancer.leaks() == []

@@ -17,7 +17,7 @@ def filled(lengths: list[list[float]], most: int = 8_000) -> LengthEstimate:
 
 def test_a_gap_in_which_nobody_ends_is_learned_as_a_gap():
     rng = np.random.default_rng(4)
-    lengths = np.where(rng.random(800) < 0.25, rng.uniform(5_500, 8_000, 800), rng.uniform(300, 1_000, 800))
+    lengths = np.where(rng.random(16_384) < 0.25, rng.uniform(5_500, 8_000, 16_384), rng.uniform(300, 1_000, 16_384))
     estimate = filled([[float(length)] for length in lengths])
     fresh = np.array([estimate.add_group("fresh")])
     assert estimate.survival(fresh, np.array([1_100.0]), np.array([4_300.0]))[0, 0] > 0.95

@@ -25,7 +25,7 @@ class Life:
 
 @dataclass
 class Plain:
-    """Kaplan and Meier's hazard, its prior's weight learned, and a one-factor Gaussian copula, in Python floats."""
+    """Kaplan and Meier's hazard with a prior, and a one-factor Gaussian copula, in Python floats."""
 
     lives: list[Life]
     past_deaths: list[float] = field(default_factory=lambda: [0.0] * 48)
@@ -44,12 +44,10 @@ class Plain:
 
     def population(self) -> list[float]:
         """Survival at every edge."""
-        expected, has_history = [1.0 / (0.75 * MOST)] * 48, any(self.past_tokens)
-        if has_history:
-            expected = rates(self.past_deaths, self.past_tokens, expected, has_history=False)
+        assumed = rates(self.past_deaths, self.past_tokens, [1.0 / (0.75 * MOST)] * 48)
         now = [self.deaths(b) for b in range(48)], [self.at_risk(b) for b in range(48)]
         hazard, survival = 0.0, [1.0]
-        for bin_, rate in enumerate(rates(*now, expected, has_history=has_history)):
+        for bin_, rate in enumerate(rates(*now, assumed)):
             hazard += rate * (EDGES[bin_ + 1] - EDGES[bin_])
             survival.append(math.exp(-hazard))
         return survival
@@ -100,32 +98,9 @@ class Plain:
         return Plain(rest, deaths, tokens, self.alikeness)
 
 
-def rates(deaths: list[float], tokens: list[float], expected: list[float], *, has_history: bool) -> list[float]:
-    """Ends per token of every bin: a gamma posterior around a centre, over all weights of it by their evidence."""
-    centres, faith = [], 0.0
-    for b in range(48):
-        fades = [0.8 ** (b - 1 - c) for c in range(b)]
-        died = 1.0 + sum(deaths[c] * fade for c, fade in enumerate(fades))
-        awaited = 1.0 + sum(tokens[c] * expected[c] * fade for c, fade in enumerate(fades))
-        level = died / awaited
-        centres.append((1.0 if has_history else 0.85) * expected[b] * (level if level < 1.0 else level**faith))
-        faith = max(tokens[b] * expected[b] / (1.0 + tokens[b] * expected[b]), 0.7 * faith)
-    found = []
-    for weight in [0.02, 0.1, 0.5, 2.0, 8.0] + [32.0, 128.0, 512.0] * has_history:
-        evidence, row = 0.0, []
-        for died, at_risk, centre in zip(deaths, tokens, centres, strict=True):
-            belief = weight / centre
-            row.append((died + weight) / (at_risk + belief))
-            if at_risk > 0.0:
-                share = at_risk / (at_risk + belief)
-                evidence += math.lgamma(weight + died) - math.lgamma(weight)
-                evidence += died * math.log(share) + weight * math.log1p(-share)
-        found.append((evidence, row))
-    most = max(evidence for evidence, _ in found)
-    beliefs = [math.exp(evidence - most) for evidence, _ in found]
-    return [
-        sum(belief * row[b] for belief, (_, row) in zip(beliefs, found, strict=True)) / sum(beliefs) for b in range(48)
-    ]
+def rates(deaths: list[float], tokens: list[float], assumed: list[float]) -> list[float]:
+    """Ends per token of every bin, to which two ends at the assumed rate are added."""
+    return [(died + 2.0) / (risk + 2.0 / rate) for died, risk, rate in zip(deaths, tokens, assumed, strict=True)]
 
 
 def bin_of(age: float) -> int:

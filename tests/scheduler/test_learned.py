@@ -108,7 +108,7 @@ def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
         500,
     ]
     assert all(one.response_tokens > 0.0 and sum(one.past.deaths_B) > 0.0 for one in learned.lengths)
-    assert learned.moves.turns and learned.moves.preempted_tokens and learned.raised_z and learned.admissions >= 76
+    assert learned.moves.turns and learned.moves.preempted_tokens and learned.admissions >= 76
     again = Balancer("expected_kv")
     read = Learned.from_json(json.loads(json.dumps(learned.as_json())))
     again.load_learned(read)
@@ -149,9 +149,9 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("raised_z",), -0.1, "'raised_z' is -0.1, not from 0"),
-        (("raised_z",), NAN, "'raised_z' is nan"),
-        (("raised_z",), "much", "'raised_z' is 'much', not a number"),
+        (("admissions",), -1, "'admissions' is -1, not from 0"),
+        (("admissions",), "much", "'admissions' is 'much', not a whole number"),
+        (("lengths", 0, "sampled_tokens"), NAN, "'sampled_tokens' is nan"),
         (("admissions",), 1.5, "'admissions' is 1.5, not a whole number"),
         (("admissions",), True, "'admissions' is True, not a whole number"),
         (("lengths",), {}, "'lengths' is {}, not a list"),
