@@ -437,9 +437,14 @@ def fuzz(options: argparse.Namespace) -> int:
 
 
 def settled(server: Server) -> tuple[int, int]:
-    """Descriptors and resident bytes of a server that has nothing to do."""
-    time.sleep(1.0)
-    return server.descriptors(), server.resident_bytes()
+    """Descriptors and resident bytes of a server that has nothing to do: its warm workers are there."""
+    end = time.monotonic() + QUIET_S
+    last = [-1]
+    while len(last) < 4 or len(set(last[-4:])) > 1:  # a busy machine starts workers late
+        assert time.monotonic() < end, f"descriptors still change after {QUIET_S:g} s: {last}"
+        time.sleep(0.5)
+        last.append(server.descriptors())
+    return last[-1], server.resident_bytes()
 
 
 def check(server: Server, before: tuple[int, int]) -> None:
