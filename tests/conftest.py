@@ -51,6 +51,8 @@ TOGETHER = {
         *("tests/actors/test_model_folder.py", "tests/actors/test_base_model.py"),
     ),
 }
+LONGEST = ("tests/chaos/test_chaos_real.py", "tests/actors/test_agents_real.py", "tests/actors/test_system.py")
+"""Files with few tests that take a minute or two each: first, so that no process waits for another at the end."""
 
 
 @pytest.fixture
@@ -105,5 +107,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return next((name for name, paths in TOGETHER.items() if file.startswith(paths)), file)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            """Files with many tests come first otherwise."""
+            if first := next((file for file in LONGEST if file in self.workqueue), None):
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return Together(config, log)

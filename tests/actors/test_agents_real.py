@@ -28,21 +28,6 @@ pytestmark = pytest.mark.real
 CONFIG = with_values(
     at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny), {"engine.replicas": 1, "rollout.max_response_tokens": 48}
 )
-MINE = """
-import asyncio, random
-from openai import AsyncOpenAI
-
-async def solve(problem, endpoint):
-    messages = [{"role": "user", "content": problem.problem}]
-    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-        for _ in range(2):
-            answer = await client.chat.completions.create(model=endpoint.model, messages=messages)
-            await asyncio.sleep(random.random())
-            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
-            messages.append({"role": "user", "content": "Go on."})
-            if answer.choices[0].finish_reason == "length":
-                return None
-"""
 
 
 @asynccontextmanager
@@ -66,7 +51,7 @@ async def trajectories(actors: TrainingActors, *, kills: bool = False) -> dict[s
     async for done in actors.replicas.rollouts.run(requests):
         assert isinstance(done, FinishedRollout), done
         found[done.rollout_id] = (await done.ref.batch)[done.ref.index]
-        if kills and len(found) == 3:
+        if kills and len(found) == 1:
             heartbeat = await Remote[AgentHostActor].named("agents/0", caller="test").probe(60)
             assert heartbeat is not None
             os.kill(heartbeat.pid, signal.SIGKILL)
@@ -74,21 +59,18 @@ async def trajectories(actors: TrainingActors, *, kills: bool = False) -> dict[s
     return found
 
 
-def test_an_agent_samples_the_tokens_of_the_built_in_loop_and_a_killed_host_loses_no_rollout(tmp_path: Path):
+def test_an_agent_samples_the_tokens_of_the_built_in_loop_although_its_host_is_killed(tmp_path: Path):
     model = make_tiny_model(tmp_path / "model", seed=0)
-    (tmp_path / "mine.py").write_text(MINE)
 
     async def run() -> tuple[dict[str, Trajectory], ...]:
         async with running(model, tmp_path, "") as actors:
             built_in = await trajectories(actors)
         async with running(model, tmp_path, "examples.train_agent:solve") as actors:
-            same = await trajectories(actors)
-        async with running(model, tmp_path, "mine:solve") as actors:
-            return built_in, same, await trajectories(actors, kills=True)
+            return built_in, await trajectories(actors, kills=True)
 
-    built_in, same, killed = asyncio.run(run())
+    built_in, killed = asyncio.run(run())
     assert killed.keys() == built_in.keys()
-    for rollout_id, one in same.items():
+    for rollout_id, one in killed.items():
         other = built_in[rollout_id]
         assert one.prompt_ids.tolist() == other.prompt_ids.tolist()
         assert one.response_ids.tolist() == other.response_ids.tolist()
