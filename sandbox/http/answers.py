@@ -1,4 +1,4 @@
-"""Answers that a retry may still fetch: one run per `call_id`, bound to the program of its first request."""
+"""Caches answers for retries: one run per `call_id`, bound to the program of its first request."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,7 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 
 MAX_ANSWERS = 4096
 MAX_BYTES = 64 * MIB
-_OVERHEAD_BYTES = 1024  # size of an answer besides its texts
+_OVERHEAD_BYTES = 1024  # of an answer, besides its texts
 
 
 class OtherCall(ValueError):
@@ -31,7 +31,7 @@ class _Answer:
 
 
 class AnswerCache:
-    """The calls of the last while, the oldest forgotten first; those that still run are kept by the pool anyway."""
+    """Recent calls, the oldest evicted first; calls that still run are never evicted."""
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES) -> None:
         self._max_answers = max_answers
@@ -45,9 +45,9 @@ class AnswerCache:
     def get(
         self, request: ExecutionRequest, submit: Callable[[], asyncio.Future[ExecutionResult]]
     ) -> asyncio.Future[ExecutionResult]:
-        """The future result of the call with the request's id; submitted only where the id is new.
+        """The future result of the call with the request's id; submits the request only if the id is new.
 
-        Raises OtherCall where the id belongs to another request.
+        Raises OtherCall if the id belongs to another request.
         """
         digest = _digest(request)
         known = self._known.get(request.call_id)
@@ -62,7 +62,7 @@ class AnswerCache:
         if self._known.get(call_id) is not answer:
             return
         if answer.result.cancelled() or answer.result.exception() is not None:
-            del self._known[call_id]  # our failure: a retry runs it again
+            del self._known[call_id]  # a failure of the system: a retry runs the program again
             return
         result = answer.result.result()
         texts = (result.stdout, result.stderr, result.value, call_id)

@@ -1,8 +1,8 @@
 """Authentication: token, host name, origin and type of body, as pure functions on a request's headers.
 
 A web page that a user of this machine opens can send requests to the loopback. It cannot set `Content-Type:
-application/json` without a preflight request (which gets no answer), cannot omit `Origin` from a POST, and where it has
-pointed its own name at 127.0.0.1 it cannot leave that name out of `Host`.
+application/json` without a preflight request (which gets no answer), and cannot omit `Origin` from a POST. After DNS
+rebinding (its own name points at 127.0.0.1) it cannot leave that name out of `Host`.
 """
 
 import hmac
@@ -58,9 +58,9 @@ def refusal(
     names: Collection[str],
     origins: Collection[str] = (),
 ) -> Refusal | None:
-    """Why a request is refused; None where it is accepted. `headers` ignores case, as HTTP's do.
+    """Why a request is refused; None if it is accepted. `headers` ignores case, as HTTP does.
 
-    Pages of `origins` ("https://host:port") may send requests too, where they know the token.
+    Pages of `origins` ("https://host:port") may send requests too, if they know the token.
     """
     given = headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
     if token and path != "/ping" and not hmac.compare_digest(given, token.encode()):
@@ -76,16 +76,16 @@ def refusal(
         return Refusal(403, "requests from pages of other sites are refused (Origin)")
     if not invited and headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
         return Refusal(403, "requests from pages of other sites are refused (Sec-Fetch-Site)")
-    empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # refused as any bad body
+    empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # refused later
     if method == "POST" and not empty and _kind(headers.get("Content-Type", "")) not in TYPES:
         return Refusal(415, f"Content-Type: send {JSON} or {MSGPACK}")
     return None
 
 
 def _is_ours(host: str, names: Collection[str]) -> bool:
-    """Whether the host is a numeric address, which DNS rebinding cannot use."""
+    """Whether the host is one of `names` or a numeric address, which DNS rebinding cannot use."""
     if not set(host).isdisjoint("@/?#\\"):
-        return False  # more than a name and a port
+        return False  # not only a name and a port
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

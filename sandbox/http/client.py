@@ -1,4 +1,4 @@
-"""A client of the HTTP server, with the `run` of a pool, from another machine or process."""
+"""A client of the HTTP server with the `run` method of a pool, for other machines and processes."""
 
 import asyncio
 import uuid
@@ -45,7 +45,7 @@ class HttpSandbox:
             await self._session.close()
 
     async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult:
-        """Run one program there. Raises SandboxFull, SandboxLost or, for a bad request, ValueError."""
+        """Run one program on the server. Raises SandboxFull, SandboxLost or, for a bad request, ValueError."""
         assert self._session is not None, "use it as an async context manager"
         call_id = request.call_id or uuid.uuid4().hex
         body: bytes = msgpack.packb(request_to_data(replace(request, call_id=call_id)), unicode_errors="surrogatepass")  # pyright: ignore[reportAssignmentType]

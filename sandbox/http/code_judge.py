@@ -17,7 +17,7 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 MAX_BATCH = 50_000
 COMPARED_CHARS = MIB  # of stdout, against an expected output
 SHOWN_CHARS = 1000  # of stdout and stderr in an answer
-TIMED_OUT = "Suicide from timeout.\n"  # Code Judge's own words behind what the program printed; clients look for them
+TIMED_OUT = "Suicide from timeout.\n"  # Code Judge appends this to stdout; clients look for it
 
 INVALID_INPUT, QUEUE_TIMEOUT, WORKER_TIMEOUT, INTERNAL_ERROR = (
     "invalid_input",
@@ -93,7 +93,7 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
     if submission.expected_output is not None:
         success = run_success and result.stdout.strip() == submission.expected_output.strip()
     reason, stdout = "", result.stdout
-    if submission.expected_output is not None:  # more was kept, to compare
+    if submission.expected_output is not None:  # more was retained for the comparison
         stdout = cut_text(stdout, SHOWN_CHARS, STDOUT_HEAD_SHARE)[0]
     if result.outcome is Outcome.TIMEOUT:
         reason = WORKER_TIMEOUT
@@ -178,5 +178,5 @@ def _kind(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value[:60]) if isinstance(value, str) else reprlib.repr(value)  # however large it is
+    text = repr(value[:60]) if isinstance(value, str) else reprlib.repr(value)  # bounded, whatever its size
     return text if len(text) < 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""ExecutionRequest and ExecutionResult as plain data, for our own wire and files."""
+"""ExecutionRequest and ExecutionResult as plain data, for the native route and for files."""
 
 from dataclasses import asdict, fields, replace
 from typing import Any, cast
@@ -11,7 +11,7 @@ _LIMITS = {entry.name for entry in fields(Limits)}
 _REQUEST = {entry.name for entry in fields(ExecutionRequest)} - {"limits", "trusted"}
 _RESULT = {entry.name for entry in fields(ExecutionResult)}
 _COUNT: tuple[type, ...] = (int,)
-_KINDS: dict[str, tuple[type, ...]] = {  # of a result's fields; the others are counts
+_KINDS: dict[str, tuple[type, ...]] = {  # types of a result's fields; all others are counts
     **dict.fromkeys(("outcome", "stdout", "stderr", "value", "reason", "call_id"), (str,)),
     **dict.fromkeys(("exit_status", "signal"), (int, type(None))),
     **dict.fromkeys(("wall_s", "cpu_s"), (int, float)),
@@ -71,7 +71,7 @@ def result_from_data(data: object) -> ExecutionResult:
     given = cast(dict[str, Any], data)
     for name, value in given.items():
         wrong = type(value) not in _KINDS.get(name, _COUNT)
-        if wrong or (isinstance(value, (int, float)) and not -_MOST < value < _MOST):  # as NaN is not
+        if wrong or (isinstance(value, (int, float)) and not -_MOST < value < _MOST):  # NaN is refused too
             raise ValueError(f"{name}: not what an execution result has there")
     values: dict[str, Any] = {**given, "outcome": Outcome(given.get("outcome", ""))}
     return ExecutionResult(**values)

@@ -12,12 +12,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 IDLE_S = 75.0  # idle time between two requests of a connection
 HEADERS_S = 20.0  # from its opening to the end of its first request's headers
-LINGER_S = 2.0  # what is still being sent after an early answer is read so long, that the answer be not lost
+LINGER_S = 2.0  # the rest of a body is read for so long after an early answer, else the client may lose the answer
 RESERVED = 64  # descriptors that connections leave to the pool beyond what is open at the start
 MOST = 20_000
 
 
-class _OursAlone(logging.Filter):
+class _WithoutParserErrors(logging.Filter):
     """Ignores parser errors: clients could otherwise fill the disk with log lines."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -26,7 +26,7 @@ class _OursAlone(logging.Filter):
 
 
 request_log = logging.getLogger("sandbox.http.requests")
-request_log.addFilter(_OursAlone())
+request_log.addFilter(_WithoutParserErrors())
 
 
 def room_for_connections() -> int:
@@ -39,7 +39,7 @@ def room_for_connections() -> int:
 
 
 class Connection(asyncio.Protocol):
-    """One connection on its way to aiohttp's own protocol; knows since when nothing is being answered on it."""
+    """Passes a connection's events to aiohttp's protocol; records since when it has no request to answer."""
 
     def __init__(self, inner: asyncio.Protocol, room: "ConnectionRoom") -> None:
         self._inner = inner
@@ -83,17 +83,17 @@ class Connection(asyncio.Protocol):
             self.idle_since = time.monotonic()
 
     def overdue(self, now: float) -> bool:
-        """True where nothing has come for too long."""
+        """True if no request has arrived for too long."""
         return self.idle_since is not None and now - self.idle_since > (IDLE_S if self.answered else HEADERS_S)
 
     def drop(self) -> None:
-        """Close at once, without a word."""
+        """Close at once, without an answer."""
         if self.transport is not None:
             self.transport.abort()
 
 
 class ConnectionRoom:
-    """All open connections; where there are too many, the one that has been idle longest goes."""
+    """All open connections; if there are more than `most`, it drops the one that has been idle longest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -114,11 +114,11 @@ class ConnectionRoom:
             self._open.pop(connection.transport, None)
 
     def of(self, request: web.Request) -> Connection | None:
-        """The connection that a request came by."""
+        """The connection of a request."""
         return self._open.get(request.transport) if request.transport is not None else None
 
     async def sweep(self) -> None:
-        """Drop what is overdue, again and again."""
+        """Drop overdue connections, once a second."""
         while True:
             await asyncio.sleep(1.0)
             now = time.monotonic()
@@ -127,7 +127,7 @@ class ConnectionRoom:
 
 
 class Site(web.BaseSite):
-    """A TCP site whose connections pass through a room."""
+    """A TCP site whose connections a `ConnectionRoom` bounds."""
 
     def __init__(self, runner: web.AppRunner, host: str, port: int, room: ConnectionRoom) -> None:
         super().__init__(runner)

@@ -15,14 +15,14 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 MAX_BODIES_BYTES = 1024 * 1024 * 1024  # of all bodies that are being read
 BODY_S = 60.0  # longest time for a whole body ...
 PAUSE_S = 10.0  # ... and between two pieces of it
-# What a body says in one byte may be an object of 72 when it is read, and nobody is answered meanwhile: the largest
-# batch, 50,000 programs of five fields, has half a million values, the names of fields among them.
+# One byte of a body may become an object of 72 bytes, and decoding blocks all other requests. The largest batch,
+# 50,000 programs of five fields, has half a million values, names of fields included.
 MAX_VALUES = 2_000_000  # of one body
-MAX_MEMBERS = 65_536  # of one list or object in msgpack, which makes room for as many as are announced
-_PLAIN_CHARS = 1024 * 1024  # shorter JSON is read as it comes
-# What JSON's values stand between: strings, brackets, commas and colons. A string without an end is looked at once.
+MAX_MEMBERS = 65_536  # of one list or object in msgpack, whose decoder allocates as many as are announced
+_PLAIN_CHARS = 1024 * 1024  # shorter JSON is decoded without counting its values
+# Marks of JSON's values: strings, opening brackets, commas and colons. A string without an end is scanned only once.
 _MARK = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[{,:]', re.DOTALL)
-_MAX_MARKS = 2 * MAX_VALUES  # one of each is half a value
+_MAX_MARKS = 2 * MAX_VALUES  # about two marks per value
 
 
 class Bodies:
@@ -34,7 +34,7 @@ class Bodies:
     async def read(self, request: web.Request, most: int = MAX_BODY_BYTES) -> object:
         """Decode a body as its Content-Type says.
 
-        Raises ValueError with a text for people, or an HTTPException that closes the connection: what follows on it
+        Raises ValueError with a readable message, or an HTTPException that closes the connection: later bytes on it
         cannot be distinguished from the body.
         """
         if (request.content_length or 0) > most:
@@ -47,7 +47,7 @@ class Bodies:
             raise _closing(web.HTTPRequestTimeout(text="the body did not arrive in time")) from None
         except (web.HTTPException, ConnectionError):
             raise
-        except Exception as error:  # of the decompressor, or of the HTTP parser
+        except Exception as error:  # from the decompressor or the HTTP parser
             raise _closing(web.HTTPBadRequest(text=f"the body cannot be read: {_text(error)}")) from error
         finally:
             self._held -= len(body)
@@ -70,12 +70,12 @@ def _decoded(body: bytearray, kind: str) -> object:
         return json.loads(body) if len(body) <= _PLAIN_CHARS else _from_long_json(body)
     except RecursionError as error:
         raise ValueError("the body is nested too deeply") from error
-    except Exception as error:  # msgpack raises a dozen kinds
+    except Exception as error:  # msgpack raises a dozen types
         raise ValueError(f"the body cannot be decoded: {_text(error)}") from error
 
 
 def _from_long_json(body: bytearray) -> object:
-    """Count the values, by their marks, before any is made. Raises ValueError."""
+    """Count the values by their marks before decoding any. Raises ValueError."""
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     if next(itertools.islice(_MARK.finditer(text), _MAX_MARKS, None), None) is not None:
         raise ValueError(f"more than {MAX_VALUES} values")
@@ -83,7 +83,7 @@ def _from_long_json(body: bytearray) -> object:
 
 
 def _from_msgpack(body: bytearray) -> object:
-    """Count the values while they are made. Raises ValueError."""
+    """Count the values while decoding them. Raises ValueError."""
     left = MAX_VALUES
 
     def counted(members: Any) -> Any:

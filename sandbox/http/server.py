@@ -4,7 +4,7 @@
     POST /run /run/batch /run/long-batch /judge /judge/batch /judge/long-batch   (Code Judge)
     POST /execute                                                                (ExecutionRequest)
 
-JSON, or msgpack where the client says so in Content-Type and Accept.
+JSON, or msgpack if the client's Content-Type and Accept name it.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8088
-    token: str = ""  # required of every client where the address is not loopback, or the level is `process`
-    allow_hosts: tuple[str, ...] = ()  # names of this server beside localhost, the machine's own, and plain addresses
-    queue_s: float = 600.0  # a call, queue included
-    long_queue_s: float = 3600.0  # a call of a long batch
+    token: str = ""  # required if the address is not loopback, or the level is `process`
+    allow_hosts: tuple[str, ...] = ()  # names of this server besides localhost, the host name and numeric addresses
+    queue_s: float = 600.0  # deadline of a call, queue included
+    long_queue_s: float = 3600.0  # deadline of a call of a long batch
     limits: Limits = field(default_factory=standard_limits)  # of a call that names none
-    ceilings: Limits = CEILINGS  # what a client may ask for at most
+    ceilings: Limits = CEILINGS  # the highest limits that a client may request
 
     def __post_init__(self) -> None:
         if not auth.is_loopback(self.host) and not self.token:
@@ -133,7 +133,7 @@ class SandboxServer:
         return reply(request, result_to_data(result))
 
     async def _run_once(self, wanted: ExecutionRequest, caller: str) -> ExecutionResult:
-        """Run a program, or join the run of an earlier request with the same id. Raises ValueError for another's id."""
+        """Run a program, or join the run of an earlier request with the same id. Raises OtherCall, a ValueError."""
 
         def submit() -> asyncio.Future[ExecutionResult]:
             return self._pool.submit(wanted, caller, deadline_s=self._config.queue_s)
@@ -180,7 +180,7 @@ class SandboxServer:
         return handle
 
     async def _answer(self, submission: code_judge.Submission, caller: str, queue_s: float) -> dict[str, Any]:
-        """Every submission gets an answer; one without room or time gets an error that asks for a retry."""
+        """Every submission gets an answer; a full queue or a missed deadline is an error that asks for a retry."""
         try:
             result = await self._pool.submit(submission.request, caller, deadline_s=queue_s)
         except (SandboxFull, SandboxLate) as error:
@@ -191,7 +191,7 @@ class SandboxServer:
 
 
 def reply(request: web.Request, data: object, status: int = 200) -> web.Response:
-    """Encode an answer as the client asked."""
+    """Encode an answer in the format that the client accepts."""
     if MSGPACK in request.headers.get("Accept", ""):
         body = msgpack.packb(data, unicode_errors="surrogatepass")
         return web.Response(body=body, status=status, content_type=MSGPACK)
@@ -199,7 +199,7 @@ def reply(request: web.Request, data: object, status: int = 200) -> web.Response
 
 
 async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.AppRunner, int]:
-    """Answer for a pool; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
+    """Serve a pool; returns the runner, which the caller cleans up, and the port. Raises ConfigError."""
     if pool.report.level is IsolationLevel.PROCESS and not config.token:
         raise ConfigError(
             TOKEN_VARIABLE, "at level process programs may do all that this user may", "set it, or give another --level"

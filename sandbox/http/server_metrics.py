@@ -1,4 +1,4 @@
-"""A pool's figures for Prometheus, read when scraped; a call costs nothing here.
+"""A pool's metrics for Prometheus, computed when scraped, so that a call costs nothing here.
 
 Names and meanings are those that a run exports (`rstar_ray.telemetry.registry`), without `rstar_` before them.
 """
@@ -39,5 +39,5 @@ class PoolMetrics:
         self._registry.register(PoolCollector(pool))
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """The metrics in Prometheus's exposition format."""
         return generate_latest(self._registry)

@@ -1,8 +1,8 @@
-"""Building the jail of one worker; runs in the worker's own process, before any program does.
+"""Builds the jail of one worker; runs in the worker's process, before any program does.
 
 `namespaces`: PID 1 of separate user, pid, mount, network, ipc and uts namespaces, with a private
-root made of read-only trees and one small tmpfs. `landlock`: same namespaces as everybody, another
-uid where we are root, and Landlock rules. `process`: a separate session, nothing more.
+root made of read-only trees and one small tmpfs. `landlock`: the host's namespaces, a separate uid
+if the server is root, and Landlock rules. `process`: a separate session, nothing more.
 """
 
 # Plain strings and descriptors, as the system calls take them.
@@ -35,18 +35,18 @@ class JailSpec(NamedTuple):
     trees: list[str]  # read-only: the interpreter, its libraries
     scratch_bytes: int
     scratch_files: int
-    first_uid: int  # worker n runs as first_uid + n where we are root
+    first_uid: int  # worker n runs as first_uid + n if the server is root
     max_threads: int
     loopback: bool = False  # the network namespace has 127.0.0.1; otherwise nothing
 
 
 class Jail(NamedTuple):
-    """A worker's facts about its surroundings."""
+    """The jail as its worker sees it."""
 
     home: str  # the program's working folder, the only writable one
     first_process: bool  # PID 1 of a separate pid namespace: may signal every visible process
     facts: dict[str, Any]  # what was achieved, for the report
-    group: ControlGroup | None = None  # that programs with processes join
+    group: ControlGroup | None = None  # programs with processes join it
 
 
 def enter(spec: JailSpec, number: int, home: str, group: str, channel: socket.socket) -> Jail:
@@ -78,7 +78,7 @@ def _group(path: str) -> ControlGroup | None:
 
 
 def announce(channel: socket.socket, pid: int) -> None:
-    """Send the pool a descriptor of process `pid`, which stays right when the id is reused."""
+    """Send the pool a pidfd of process `pid`: it never refers to a later process with the same id."""
     descriptor = os.pidfd_open(pid)
     socket.send_fds(channel, [b"\0"], [descriptor])
     os.close(descriptor)
@@ -94,16 +94,16 @@ def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_
         except PermissionError:
             pass
     if not privileged:
-        if os.geteuid() == 0:  # root without CAP_SYS_ADMIN, as in most containers: no program runs as root
+        if os.geteuid() == 0:  # root without CAP_SYS_ADMIN, as in most containers: no program may run as root
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         _unshare_as_user(apart)
-    if hide_groups:  # their names tell of the container; kernels before 5.16 let nobody join another's from inside
+    if hide_groups:  # names describe the container; before Linux 5.16, no process in the namespace can join a group
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
     asks, answers = socket.socketpair()
-    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the worker is about to replace the root of us both
+    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the worker's pivot_root replaces the root of both processes
     pid = os.fork()
     if pid:
         announce(channel, pid)
@@ -112,10 +112,10 @@ def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_
         _map_ids_when_asked(answers, proc, pid, uid)
         os._exit(0)
     answers.close()
-    if asks.recv(1) != b"!":  # nothing is said before the pool has our descriptor, which is the first thing it expects
+    if asks.recv(1) != b"!":  # the pool expects the pidfd before any other message
         raise OSError(errno.ECANCELED, "the worker was not announced")
     os.close(proc)
-    os.setsid()  # else signals to the process group, 0 to kill(2), reach the server and its other workers
+    os.setsid()  # else signals to the process group, kill(0, ...), reach the server and its other workers
     inside = uid if privileged else INSIDE_UID
     socket.sethostname("sandbox")
     if spec.loopback:
@@ -143,7 +143,7 @@ def _unshare_as_user(apart: int) -> None:
 
 
 def _own_user_namespace(asks: socket.socket) -> bool:
-    """Enter a user namespace that knows one id; False where the kernel allows none."""
+    """Enter a user namespace with one id; False if the kernel allows no user namespace."""
     try:
         kernel.unshare(kernel.CLONE_NEWUSER)
     except OSError:
@@ -168,11 +168,11 @@ def _map_ids_when_asked(answers: socket.socket, proc: int, pid: int, uid: int) -
 
 
 def _build_root(spec: JailSpec, uid: int) -> bool:
-    """Make the private root and move into it; True where it has a /proc (of this namespace)."""
+    """Make the private root and move into it; True if it has a /proc (of this namespace)."""
     links = {path: os.readlink(path) for path in _SYSTEM_TREES if os.path.islink(path)}
     wanted = [*spec.trees, *_SYSTEM_TREES, *_SYSTEM_FILES]
     paths = outermost([path for path in wanted if path not in links and os.path.exists(path)])
-    below_links = tuple(f"{link}/" for link in links)  # outermost has their targets too
+    below_links = tuple(f"{link}/" for link in links)  # `outermost` adds the targets of links
     paths = [path for path in paths if not path.startswith(below_links)]
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     trees: list[tuple[str, int]] = []
@@ -182,7 +182,7 @@ def _build_root(spec: JailSpec, uid: int) -> bool:
         trees.append((path, tree))
     for name in _DEVICES:
         tree = kernel.clone_tree(f"/dev/{name}")
-        kernel.seal_tree(tree, read_only=True, devices=True)  # they can be written to; their times and modes cannot
+        kernel.seal_tree(tree, read_only=True, devices=True)  # writable, but with fixed times and modes
         trees.append((f"/dev/{name}", tree))
     skeleton = next(path for path in ("/tmp", "/run", "/mnt", "/var") if os.path.isdir(path))
     plain = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -217,7 +217,7 @@ def _build_root(spec: JailSpec, uid: int) -> bool:
 
 
 def outermost(paths: list[str]) -> list[str]:
-    """The paths that lie below none of the others, parents first."""
+    """The paths and their targets that are below none of the others, parents first."""
     kept: list[str] = []
     for path in sorted({os.path.realpath(path) for path in paths} | set(paths)):
         if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in kept):
@@ -233,7 +233,7 @@ def _mount_proc(target: str) -> bool:
         except OSError:
             continue
         return True
-    return False  # where /proc is masked, as in most containers, the program has none
+    return False  # if /proc is masked, as in most containers, the program has none
 
 
 def _enter_landlock(spec: JailSpec, uid: int, home: str) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def _enter_landlock(spec: JailSpec, uid: int, home: str) -> dict[str, Any]:
 def _become(uid: int, trees: list[str]) -> int:
     """Change from root to `uid`; returns the capability that must stay to read the interpreter.
 
-    A virtual environment below a 0700 home is readable to root alone. CAP_DAC_READ_SEARCH lifts
-    that, and Landlock (set right after) confines it to the interpreter's own read-only trees.
+    Only root can read a virtual environment below a 0700 home. CAP_DAC_READ_SEARCH allows reading it,
+    and Landlock (set right after) confines that to the interpreter's read-only trees.
     """
     kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
     os.setgroups([])
@@ -281,10 +281,10 @@ def _give_up_privileges(keep: int) -> None:
 
 
 def _set_limits(spec: JailSpec, *, own_uid: bool) -> None:
-    """The bounds that are the same for every program; a program can only lower them."""
+    """The limits that are the same for every program; a program can only lower them."""
     files = spec.scratch_bytes
     bounds = [
-        (resource.RLIMIT_CORE, 1),  # 0 does not count where core_pattern is a pipe; 1 means none in every case
+        (resource.RLIMIT_CORE, 1),  # no core dumps; 0 is ignored if core_pattern is a pipe, 1 is not
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_FSIZE, files),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -292,13 +292,13 @@ def _set_limits(spec: JailSpec, *, own_uid: bool) -> None:
         (resource.RLIMIT_SIGPENDING, 256),
         (resource.RLIMIT_RTPRIO, 0),
     ]
-    if own_uid:  # counted per uid: elsewhere it would count the whole account
+    if own_uid:  # counted per uid: a shared uid has other processes too
         bounds.append((resource.RLIMIT_NPROC, spec.max_threads))
     for name, bound in bounds:
         _, hard = resource.getrlimit(name)
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         resource.setrlimit(name, (bound, bound))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # PID 1 is immune to signals it has no handler for
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # PID 1 does not receive signals that it has no handler for
 
 
 def _write(path: str, text: str, flags: int = 0, folder: int | None = None) -> None:

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 from sandbox.jail import build, kernel, seccomp
 
 PORT = 8000
-"""Of the one address, 127.0.0.1. Every jail has a separate network, so it is free."""
+"""On the only address, 127.0.0.1. Every jail has a separate network, so the port is free."""
 LOOK_MS = 100
-"""How often processes that the command left behind and that have ended are waited for."""
+"""Interval at which orphaned processes of the command are reaped after their end."""
 REACH = seccomp.Reach(processes=True, own_pids=True, own_uid=True, own_files=True, command=True)
 
 
@@ -65,7 +65,7 @@ def _become_command(order: dict[str, Any], group: "build.ControlGroup | None", *
         os.setsid() if confined else kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if group is not None:
             group.join()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which the interpreter ignores, as would the command then
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec keeps that
             signal.signal(number, signal.SIG_DFL)
         if confined:  # DATA, not AS: runtimes reserve address space that they never use
             resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
@@ -80,7 +80,7 @@ def _become_command(order: dict[str, Any], group: "build.ControlGroup | None", *
 
 
 def _until_the_end(channel: socket.socket, child: int) -> int | None:
-    """The command's wait status; None where its parent has asked it to end or has exited."""
+    """The command's wait status; None if its parent has asked it to end or has exited."""
     handle = os.pidfd_open(child)
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -94,7 +94,7 @@ def _until_the_end(channel: socket.socket, child: int) -> int | None:
 
 
 def _reap(child: int) -> int | None:
-    """Wait for all that have ended; the status of `child` where it is among them."""
+    """Reap ended children; returns the status of `child` if it is among them."""
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended in (0, child):

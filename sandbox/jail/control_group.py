@@ -1,4 +1,4 @@
-"""The control group of a worker, held by descriptors: from inside a jail its files are out of sight."""
+"""The control group of a worker, held by descriptors, because its files are not visible in a jail."""
 
 import os
 
@@ -7,7 +7,7 @@ class ControlGroup:
     """A group that programs with processes join; the pool made it and bounds it (sandbox/cgroups.py)."""
 
     def __init__(self, path: str) -> None:
-        """Open the group's files, with the rights of this moment. Raises OSError."""
+        """Open the group's files, with the process's current rights. Raises OSError."""
         self._members = os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         self._usage = os.open(f"{path}/cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
         self._used_before = 0.0
@@ -17,7 +17,7 @@ class ControlGroup:
         os.write(self._members, b"0")
 
     def can_be_joined(self) -> bool:
-        """Have a child join and end: kernels before 5.16 ask for the rights of who joins."""
+        """Try it in a child: kernels before 5.16 check the rights of the process that joins."""
         child = os.fork()
         if child == 0:
             try:
@@ -28,7 +28,7 @@ class ControlGroup:
         return os.waitpid(child, 0)[1] == 0
 
     def begin(self) -> None:
-        """A program begins: what was used before is not its."""
+        """Count CPU time from now, for a new program."""
         self._used_before += self.cpu_s()
 
     def cpu_s(self) -> float:

@@ -17,7 +17,7 @@ os.execv("./program", ["./program"])
 
 
 def compiler() -> str | None:
-    """Where g++ is, if it is installed where programs can see it."""
+    """The path of g++; None if programs cannot see one."""
     return shutil.which("g++", path="/usr/local/bin:/usr/bin:/bin")
 
 

@@ -1,9 +1,9 @@
-"""Cutting long output so that a reader learns how much is missing."""
+"""Cuts long output and states how much is missing."""
 
 # Bytes 0x80 to 0xBF continue a UTF-8 character; all others begin one.
 CONTINUATION = bytes(range(0x80, 0xC0))
 STDOUT_HEAD_SHARE = 0.5
-STDERR_HEAD_SHARE = 0.25  # the reason stands at the end of a traceback
+STDERR_HEAD_SHARE = 0.25  # a traceback ends with the error
 
 
 def head_and_tail(limit: int, head_share: float) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def join_kept(head: bytes, tail: bytes, total_chars: int, limit: int, head_share
 
 
 def mark(missing: int) -> str:
-    """The mark that stands where characters are missing."""
+    """The text that replaces missing characters."""
     return f"\n... [{missing} characters cut] ...\n"
 
 

@@ -1,4 +1,4 @@
-"""A value as IPython shows it: repr, with containers broken at 79 columns, one element a line."""
+"""A value as IPython shows it: repr, with containers wider than 79 columns on one line per element."""
 
 import types
 from collections.abc import Iterable

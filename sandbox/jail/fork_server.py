@@ -22,12 +22,12 @@ from typing import Any
 from sandbox.jail import build, kernel, preload, program, seccomp, wire, worker
 
 OOM_SCORE = b"500"
-# A file name that warnings take for the import system's, whose frames are nobody's: they pass over them.
-NOWHERE = "<importlib._bootstrap>"
+# `warnings` skips frames with this file name, as it belongs to the import system.
+HIDDEN_FILE = "<importlib._bootstrap>"
 
 
 def main(channel: socket.socket, config: dict[str, Any]) -> None:
-    """Warm up, say so, and fork workers until the pool is gone."""
+    """Warm up, report to the pool, and fork workers until the pool closes the channel."""
     try:
         warmth = _warm_up(config["preload_set"], config["sys_path"])
     except BaseException as error:
@@ -45,7 +45,7 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         message, files, _, _ = socket.recv_fds(channel, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         if not message:
             os._exit(0)
-        order = message.lstrip(wire.SERVER_PING)  # the channel is a stream: a ping and an order may come as one piece
+        order = message.lstrip(wire.SERVER_PING)  # the channel is a stream: a ping and an order may arrive together
         if len(order) < len(message):
             channel.sendall(wire.reply(wire.PONG, _memory().encode()))
         if not files:
@@ -58,7 +58,7 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
 
 
 def forget_paths() -> None:
-    """Take our paths out of all our functions: a program's stack ends in them, and some print it whole."""
+    """Remove the sandbox's paths from its functions: a program that prints its whole stack would show them."""
     ours = os.path.dirname(__file__)  # noqa: PTH120
     for function in gc.get_objects():
         if type(function) is types.FunctionType and function.__code__.co_filename.startswith(ours):
@@ -67,17 +67,17 @@ def forget_paths() -> None:
 
 def _without_path(code: types.CodeType) -> types.CodeType:
     inner = [_without_path(part) if isinstance(part, types.CodeType) else part for part in code.co_consts]
-    return code.replace(co_filename=NOWHERE, co_consts=tuple(inner))
+    return code.replace(co_filename=HIDDEN_FILE, co_consts=tuple(inner))
 
 
 def _end_stacks_at_the_program() -> None:
-    """Let the functions that show a stack stop where it becomes ours."""
+    """Make the functions that walk a stack stop before the sandbox's frames."""
     outer_frames = inspect.getouterframes
 
     def walk_stack(f: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
-        if f is None:  # whoever reads the stack, as traceback.walk_stack finds it: through a generator
+        if f is None:  # the caller's frame, found as traceback.walk_stack does, from within a generator
             f = sys._getframe().f_back.f_back.f_back.f_back  # type: ignore[union-attr]
-        while f is not None and f.f_code.co_filename != NOWHERE:
+        while f is not None and f.f_code.co_filename != HIDDEN_FILE:
             yield f, f.f_lineno
             f = f.f_back
 
@@ -108,7 +108,7 @@ def _warm_up(preload_set: str, sys_path: list[str]) -> program.Warmth:
     reseed = preload.warm(preload_set)
     _end_stacks_at_the_program()
     warmth = program.Warmth(reseed)
-    # The sandbox's own modules stay alive through the functions that run, out of programs' sight.
+    # Programs must not find the sandbox's modules. Functions that run keep them alive.
     for name in [name for name in sys.modules if name == "sandbox" or name.startswith("sandbox.")]:
         del sys.modules[name]
     sys.path_importer_cache.clear()

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python has no function for, each raising OSError on failure."""
+"""Linux calls that Python has no function for. They raise OSError on failure."""
 
 import ctypes
 import fcntl
@@ -51,7 +51,7 @@ def prctl(option: int, argument: int, pointer: Any = 0) -> None:
 
 
 def prctl3(option: int, first: int, second: int) -> int:
-    """prctl(2) whose third argument matters and whose answer is returned, errors included."""
+    """prctl(2) with three arguments; returns its result, -1 on failure."""
     return _prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0)
 
 
@@ -83,7 +83,7 @@ def clone_tree(path: str) -> int:
 
 
 def seal_tree(tree: int, *, read_only: bool, devices: bool) -> None:
-    """Make a detached tree nosuid, and read-only or without devices as asked."""
+    """Make a detached tree nosuid, and optionally read-only or without devices."""
     attributes = _MOUNT_ATTR_NOSUID
     attributes |= _MOUNT_ATTR_RDONLY if read_only else 0
     attributes |= 0 if devices else _MOUNT_ATTR_NODEV
@@ -107,7 +107,7 @@ def set_capabilities(keep: int) -> None:
 
 
 def empty_bounding_set() -> None:
-    """Give up every capability that an exec could bring back; needs CAP_SETPCAP, so it may refuse."""
+    """Give up every capability that an exec could restore; without CAP_SETPCAP it does nothing."""
     for capability in range(64):
         if prctl3(PR_CAPBSET_DROP, capability, 0) < 0:
             break
@@ -127,10 +127,10 @@ _HUGE_PAGE = 2 << 20
 
 
 def use_huge_pages() -> None:
-    """Gather this process's memory in huge pages where the kernel can (6.1 and newer).
+    """Collapse this process's memory into huge pages if the kernel can (6.1 and newer).
 
-    A fork then copies one entry for 2 MiB in place of 512: most of the cost of forking a process
-    with large libraries. Programs still copy 4 KiB at a time when they write.
+    A fork then copies one page table entry per 2 MiB instead of 512, which are most of the cost of
+    forking a process with large libraries. Programs still copy 4 KiB at a time when they write.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         regions = [line.split() for line in maps]

@@ -1,6 +1,6 @@
-"""Landlock: which files a process may touch, without privilege; bound once, for good.
+"""Landlock: restricts which files a process may access; needs no privilege, cannot be undone.
 
-What a kernel cannot express (its ABI is too old) is left to seccomp: sockets, signals.
+Seccomp restricts what an old Landlock ABI cannot: sockets, signals.
 """
 
 import ctypes
@@ -16,15 +16,15 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-# Of bits 4 to 12 (remove dir and file, make char, dir, reg, sock, fifo, block, sym) not the devices, nor removing
-# files: one that is open or mapped would keep its room on the disk where no look finds it.
+# Of bits 4 to 12 (remove dir and file, make char, dir, reg, sock, fifo, block, sym): remove dir, make dir, reg, sym.
+# A removed file that is open or mapped would keep its disk space, and no scan of the folder could count it.
 _MAKE = (1 << 4) | (1 << 7) | (1 << 8) | (1 << 12)
 _REFER = 1 << 13
 _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 
 def abi() -> int:
-    """The kernel's Landlock version; 0 where there is none."""
+    """The kernel's Landlock version; 0 if it has no Landlock."""
     try:
         return kernel.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG, what="landlock")
     except OSError:
@@ -32,7 +32,7 @@ def abi() -> int:
 
 
 def restrict(read_only: list[str], writable: list[str]) -> int:
-    """Allow this process and its children the given trees only; needs no-new-privs.
+    """Allow this process and its children only the given trees; needs no-new-privs.
 
     Returns the ABI used. Paths that do not exist are skipped. Raises OSError.
     """

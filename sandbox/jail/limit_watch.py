@@ -1,4 +1,4 @@
-"""Enforces the limits of one running program, from outside it."""
+"""Enforces the limits of a running program from its parent process."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ from sandbox.jail.control_group import ControlGroup
 from sandbox.jail.scratch import too_much_in
 from sandbox.jail.stream import CHUNK, Stream
 
-FIRST_LOOK_S = 0.01  # most programs are over by then, and their output waits in the pipes
+FIRST_WAIT_S = 0.01  # most programs end within it; their output then waits in the pipes
 BEAT_S = 0.25
-GONE_S = 15.0  # a killed program is gone by then, though it waits for a core to end on
-LOOK_S = 0.05  # between two looks into a folder that nothing else bounds
+GONE_S = 15.0  # a killed program ends within it, even if it must wait for a CPU core
+SCAN_S = 0.05  # between two scans of a folder that the kernel does not bound
 CORES = os.cpu_count() or 1
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -27,21 +27,21 @@ class Watch:
     def __init__(self, channel: socket.socket, storage: str, group: ControlGroup | None = None) -> None:
         self._channel = channel
         self._number = channel.fileno()
-        self._storage = storage  # a folder to look into from time to time; empty where the kernel bounds it
-        self._group = group  # of programs with processes, where there is one
+        self._storage = storage  # a folder to scan regularly; empty if the kernel bounds it
+        self._group = group  # of programs with processes, if there is one
         self._poll = select.poll()
         self._poll.register(self._number, select.POLLIN)
 
     def until_the_end(
         self, call: wire.CallHeader, child: int, handle: int, streams: dict[int, Stream], started: float
     ) -> int:
-        """Return why `child` was ended, or NOT_ENDED once it ended by itself.
+        """Return why `child` was ended, or NOT_ENDED if it ended by itself.
 
-        `handle` is its pidfd; `streams` are its pipes, of which those that ended are taken out.
+        `handle` is its pidfd; `streams` are its pipes, and this removes those that reach their end.
         """
         poll = self._poll
         poll.register(handle, select.POLLIN)
-        ready = poll.poll(min(FIRST_LOOK_S, call.wall_s) * 1000)
+        ready = poll.poll(min(FIRST_WAIT_S, call.wall_s) * 1000)
         if ready != [(handle, select.POLLIN)]:
             pipes = list(streams)
             for pipe in pipes:
@@ -54,33 +54,33 @@ class Watch:
             reason = wire.NOT_ENDED
         poll.unregister(handle)
         if reason != wire.NOT_ENDED:
-            self.see_off(handle)
+            self.wait_until_gone(handle)
         return reason
 
-    def see_off(self, handle: int) -> None:
-        """Wait until a killed process is gone, which needs a core, and send beats meanwhile."""
+    def wait_until_gone(self, handle: int) -> None:
+        """Wait until a killed process is gone, for which it needs a CPU core, and send beats meanwhile."""
         end = time.monotonic() + GONE_S
         while not select.select([handle], [], [], BEAT_S)[0] and time.monotonic() < end:
             self.beat()
 
     def beat(self) -> None:
-        """Tell the pool that this worker is alive."""
+        """Notify the pool that this worker is alive."""
         self._channel.sendall(wire.reply(wire.BEAT))
 
     def _wait(self, call: wire.CallHeader, child: int, handle: int, streams: dict[int, Stream], started: float) -> int:
         cpu_clock = (~child << 3) | 2  # the CPU clock of a process, see clock_getcpuclockid(3)
         many = bool(call.flags & wire.PROCESSES_ALLOWED)
-        next_beat, next_look = started + BEAT_S, started
+        next_beat, next_scan = started + BEAT_S, started
         while True:
             now = time.monotonic()
             if now >= next_beat:
                 self.beat()
                 next_beat = now + BEAT_S
-            if self._storage and now >= next_look:
+            if self._storage and now >= next_scan:
                 if too_much_in(self._storage):
                     return _end(child, wire.STORAGE)
                 now = time.monotonic()
-                next_look = now + LOOK_S
+                next_scan = now + SCAN_S
             wall_left = call.wall_s - (now - started)
             cpu_left = call.cpu_s - (self._cpu_of_tree(cpu_clock) if many else _cpu_used(cpu_clock))
             if cpu_left <= 0:
@@ -90,12 +90,12 @@ class Watch:
             # Threads outside the interpreter lock may use several cores at once.
             wait_s = min(wall_left, max(cpu_left / CORES, 0.005), next_beat - now)
             if self._storage:
-                wait_s = min(wait_s, next_look - now)
+                wait_s = min(wait_s, next_scan - now)
             for descriptor, _ in self._poll.poll(max(wait_s, 0) * 1000 + 0.5):
                 if descriptor == handle:
                     return wire.NOT_ENDED
                 if descriptor == self._number:
-                    return self._hear(child)
+                    return self._handle_message(child)
                 stream = streams[descriptor]
                 if stream.read(descriptor) == 0:
                     self._poll.unregister(descriptor)
@@ -107,24 +107,24 @@ class Watch:
         used = _cpu_of_everybody(clock)
         return used if self._group is None else max(used, self._group.cpu_s())
 
-    def _hear(self, child: int) -> int:
-        """The pool speaks during a call only to end it; without a pool there is nobody to answer."""
-        heard = self._channel.recv(wire.CALL_BYTES)
+    def _handle_message(self, child: int) -> int:
+        """Handle a message that ends the call: the pool sends no other during a call. Exits if the pool is gone."""
+        received = self._channel.recv(wire.CALL_BYTES)
         _end(child, wire.CANCELLED)
-        if not heard:
+        if not received:
             os._exit(0)
-        return wire.THREADS if heard[0] == wire.CROWDED else wire.CANCELLED
+        return wire.THREADS if received[0] == wire.CROWDED else wire.CANCELLED
 
 
 def read_rest(streams: dict[int, Stream], output_bytes: int) -> None:
-    """Read what is left in the pipes of a dead program; what it started may live and write on."""
+    """Read the rest from the pipes of an ended program, with a limit: its child processes may still write."""
     for pipe, stream in streams.items():
         while stream.total_bytes <= output_bytes + CHUNK and stream.read(pipe):
             pass
 
 
 def end_group(leader: int) -> None:
-    """End what a program without a jail started, as far as it stayed in its group."""
+    """End the processes of a program without a jail, except those that left its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -157,9 +157,9 @@ def _end(child: int, reason: int) -> int:
 
 
 def _cpu_of_everybody(clock: int) -> float:
-    """CPU seconds of the program on `clock` and of all other processes of this pid namespace, as far as they show.
+    """CPU seconds of the program on `clock` and of all other processes of this pid namespace, as far as known.
 
-    A parent that never waits for its children hides theirs; the whole tree has but one core, so the clock bounds it.
+    Those of children that were never waited for are missing; the wall time bounds them, as the tree has one core.
     """
     ticks = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc/1") else ():  # noqa: PTH112, PTH208

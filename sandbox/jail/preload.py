@@ -1,7 +1,7 @@
-"""Kinds of warm server: which libraries a program finds already imported.
+"""Preload sets: the libraries that a warm server has imported before it forks programs.
 
-A fork costs the more the larger its parent is, so a program gets the leanest server that has what
-it imports. A wrong guess costs time, never correctness: every server can import everything.
+Forking a larger process costs more, so a program gets the leanest server that has its imports.
+A wrong guess costs time, never correctness: every server can import everything.
 """
 
 import re
@@ -22,7 +22,7 @@ def choose(code: str) -> str:
 
 
 def warm(preload_set: str) -> list[Callable[[int | None], None]]:
-    """Import a preload set's libraries and what they import lazily; returns how to reseed them."""
+    """Import a preload set's libraries and what they import lazily; returns functions that reseed them."""
     from sandbox.jail.program import reseed_random
 
     _import(_STDLIB)
@@ -124,7 +124,7 @@ def _reseed_numpy(seed: int | None) -> None:
 
     import numpy
 
-    # A whole number takes the short way; without one numpy would touch a hundred pages more.
+    # An integer is cheaper: without a seed numpy touches a hundred more pages.
     numpy.random.seed(int.from_bytes(os.urandom(4), "little") if seed is None else seed)
 
 
@@ -150,7 +150,7 @@ def _warm_sympy() -> Callable[[int | None], None]:
     )
     x, y = sympy.symbols("x y")
     n = sympy.symbols("n", integer=True, positive=True)
-    # Each line pulls in modules and tables that the first program would otherwise pay for.
+    # Each line loads modules and tables that programs would otherwise load.
     sympy.solve(x**2 - 5 * x + 6, x)
     sympy.solve([x + y - 3, x - y - 1], [x, y])
     sympy.solveset(sympy.sin(x) - 1, x, sympy.S.Reals)

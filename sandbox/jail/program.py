@@ -1,6 +1,6 @@
-"""The child: one program, from a fresh fork of a warm interpreter to its exit.
+"""Runs one program in a child process, from the fork of a warm interpreter to its exit.
 
-Everything used here is bound before the fork, because a program may ruin any module.
+Everything used here is bound before the fork, because a program may change any module.
 """
 
 import __future__
@@ -30,13 +30,13 @@ from sandbox.jail import cut, display, kernel, wire
 from sandbox.jail.seccomp import Filter
 
 NAME = "<tool>"
-# A line that is one plain call of print, with parentheses three deep; it may miss some.
+# A line that is one call of print, with parentheses up to three deep; it may miss some.
 _STRING = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
 _INNER = rf"""(?:[^()'"#\\\n]|{_STRING}"""
 _PRINT = re.compile(rf"print\({_INNER}|\({_INNER}|\({_INNER})*+\))*+\))*+\);?")
 SHARED_BYTES = 256 * 1024
 SHARED_HEADER = struct.Struct("<II")  # bytes of the value's text, flags
-MAX_DESCRIPTORS = 64  # 32 socket pairs of 416 KiB are the most that they hold beside the memory limit
+MAX_DESCRIPTORS = 64  # 32 socket pairs of 416 KiB are the most memory that the memory limit does not count
 BROKEN = 70  # exit status where our own code failed in the child
 _exit = os._exit
 _write = os.write
@@ -49,15 +49,15 @@ _run_exit_functions = atexit._run_exitfuncs  # pyright: ignore[reportPrivateUsag
 
 
 class _Lines(list[str]):
-    """The program's lines for tracebacks, split only when somebody looks."""
+    """The program's lines for tracebacks, split only when one is read."""
 
     source = ""
-    last = 0  # where the last expression begins
-    showing = False  # whether it is being shown, at the end
+    last = 0  # line on which the last expression begins
+    showing = False  # whether its value is being displayed
 
     def _split(self) -> None:
         if self.source:
-            whole = self.source if self.source.endswith("\n") else self.source + "\n"  # carets are counted with it
+            whole = self.source if self.source.endswith("\n") else self.source + "\n"  # tracebacks place carets by it
             self[:] = whole.splitlines(True)
             self.source = ""
 
@@ -82,13 +82,13 @@ class Warmth:
 
     def __init__(self, reseed: list[Callable[[int | None], None]]) -> None:
         self.reseed = reseed
-        # What the libraries left for the end of an interpreter is not for the end of a program.
+        # Exit functions that libraries registered must not run at the end of each program.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         linecache.cache[NAME] = (0, None, LINES, NAME)
         self.main = types.ModuleType("__main__")
         self.main.__dict__.update(__builtins__=__builtins__, __annotations__={})
-        # Unbuffered, so that a program ended by its limit has shown all it printed.
+        # Unbuffered, so that no output is lost when a limit ends the program.
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
         sys.stdout = _writer(1)
         sys.stderr = _writer(2)
@@ -101,7 +101,7 @@ def _writer(descriptor: int) -> io.TextIOWrapper:
 
 
 def reseed_random(seed: int | None) -> None:
-    """Give the module's generator a new beginning (its C part alone: it touches fewer pages)."""
+    """Reseed the module's generator; without a seed only its C part, which touches fewer pages."""
     if seed is None:
         _seed(_generator)
     else:
@@ -111,9 +111,9 @@ def reseed_random(seed: int | None) -> None:
 def run(
     code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: Warmth, jail_filter: Filter | None, space: int
 ) -> None:
-    """Run one program in this process and end it; never returns.
+    """Run one program in this process and end the process; never returns.
 
-    Descriptors 0 to 2 are the program's already. `space` is the address space in use before it.
+    Descriptors 0 to 2 are already the program's. `space` is the address space in use before it runs.
     """
     status = BROKEN
     try:
@@ -135,17 +135,17 @@ _interrupt: Any = _signal.default_int_handler
 
 
 def limit_memory(size: int) -> None:
-    """Bound the address space of this process, for good."""
+    """Limit the address space of this process permanently."""
     _set_limit(9, size)
 
 
 def limit_cpu(seconds: int) -> None:
-    """Bound the CPU time of this process, for good."""
+    """Limit the CPU time of this process permanently."""
     _set_limit(0, seconds)
 
 
 def limit_descriptors() -> None:
-    """Bound the open files of this process, for good: pipes and socket pairs hold memory that no other limit counts."""
+    """Limit the open files of this process permanently: pipes and sockets hold memory that no other limit counts."""
     _set_limit(7, MAX_DESCRIPTORS)
 
 
@@ -157,7 +157,7 @@ def _set_limit(which: int, bound: int) -> None:
 
 def _bind(call: wire.CallHeader, warmth: Warmth, jail_filter: Filter | None, space: int) -> None:
     limit_memory(space + call.memory_bytes)
-    limit_cpu(int(call.cpu_s) + 2)  # the worker ends it before; this holds if the worker cannot
+    limit_cpu(int(call.cpu_s) + 2)  # the worker ends it earlier; this applies if the worker cannot
     limit_descriptors()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     _signal.signal(2, _interrupt)  # not through `signal`, whose enums cost as much as a fork
@@ -174,7 +174,7 @@ def _run_program(code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: 
     sys.excepthook = report
     status = 0
     try:
-        source = code.decode("utf-8", "surrogatepass").removeprefix("\ufeff")  # an editor's mark, as in a file
+        source = code.decode("utf-8", "surrogatepass").removeprefix("\ufeff")  # a byte order mark, as in a file
         LINES.source = source
         body, last = _compile(source)
         names = main.__dict__
@@ -196,13 +196,13 @@ def _run_program(code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: 
 def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]:
     """Split off the last expression, unless a semicolon silences it (as in IPython).
 
-    Where the last line is a print there is nothing to show, and no need of a syntax tree. Raises SyntaxError.
+    If the last line is a print, there is nothing to show and no syntax tree is needed. Raises SyntaxError.
     """
     try:
         if _PRINT.fullmatch(source[source.rstrip().rfind("\n") + 1 :].strip()):
             return compile(source, NAME, "exec", dont_inherit=True), None
         return _compile_in_parts(source, ast.parse(source, NAME))
-    except MemoryError:  # of the parser, which has a separate stack
+    except MemoryError:  # from the parser, which has a separate stack
         trouble, line = "the source is too large or nested too deeply", 1
     except UnicodeEncodeError as error:
         trouble, line = str(error), _line_of(source, error.start)
@@ -230,7 +230,7 @@ def _compile_in_parts(source: str, tree: ast.Module) -> tuple[types.CodeType | N
 
 
 def _silenced(source: str, last: ast.Expr) -> bool:
-    """True where a semicolon follows the last statement; one in a comment does not count."""
+    """True if a semicolon follows the last statement; one in a comment does not count."""
     if ";" not in source:
         return False
     lines = io.StringIO(source, newline=None).read().split("\n")[(last.end_lineno or 1) - 1 :]
@@ -243,13 +243,13 @@ def _future_flags(body: list[ast.stmt]) -> int:
     for statement in body:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             for alias in statement.names:
-                feature = getattr(__future__, alias.name, None)  # of an invalid one the compiler complains
+                feature = getattr(__future__, alias.name, None)  # the compiler reports an invalid name
                 flags |= getattr(feature, "compiler_flag", 0)
     return flags
 
 
 def _offer(value: Any, call: wire.CallHeader, shared: mmap.mmap) -> None:
-    """Leave the value's text where the worker finds it; the pool shows it if nothing was printed."""
+    """Write the value's text to shared memory; the pool shows it if nothing was printed."""
     if _printed_something():
         return
     text = display.show(value)
@@ -261,7 +261,7 @@ def _offer(value: Any, call: wire.CallHeader, shared: mmap.mmap) -> None:
 
 
 def _printed_something() -> bool:
-    """True where bytes wait in the pipe; what the worker has read already it knows itself."""
+    """True if bytes wait in the pipe; the worker knows which bytes it has already read."""
     import fcntl
 
     waiting = bytearray(4)
@@ -279,7 +279,7 @@ def report(kind: type[BaseException], error: BaseException, trace: types.Traceba
         trace = trace.tb_next
     try:
         shown = traceback.TracebackException(kind, error, trace, compact=True)
-        if LINES.showing:  # the expression is evaluated already, and its frame gone
+        if LINES.showing:  # the expression's frame has already ended
             shown.stack.insert(0, traceback.FrameSummary(NAME, LINES.last, "<module>"))
         text = "".join(shown.format())
     except BaseException:
@@ -299,7 +299,7 @@ def _tell(text: str) -> None:
 
 def _fail(error: BaseException, shared: mmap.mmap) -> int:
     if isinstance(error, MemoryError):
-        # A hint that can only make an error more precise: the outcome is the exit status.
+        # Only a hint that makes an error more precise: the exit status decides the outcome.
         shared[4:8] = wire.MEMORY_ERROR.to_bytes(4, "little")
     try:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -1,6 +1,6 @@
-"""The working folder: whether a program has touched it, whether it holds too much, and how it is cleared away."""
+"""The working folder: whether a program has changed it, whether it is too large, and its removal."""
 
-# Plain strings: thousands of entries, in a process that is copied for every call.
+# Plain strings: there are thousands of entries, in a process that is forked for every call.
 # ruff: noqa: PTH101, PTH116, PTH119, PTH120, PTH208
 import contextlib
 import itertools
@@ -10,26 +10,26 @@ from collections.abc import Iterator
 
 MAX_FILES = 4000
 MAX_BYTES = 64 << 20
-MAX_DEPTH = 64  # folders within folders; each is open while we look below it
-LOOK_S = 0.1  # a look keeps the program's deadline waiting
+MAX_DEPTH = 64  # nested folders; each is open while its entries are scanned
+SCAN_S = 0.1  # longest scan: it delays the check of the program's deadline
 CLEAR_S = 60.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE: what file times are taken from
+_COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, the clock of file times
 
 
 def stamp(home: str) -> tuple[int, ...]:
-    """What changes when anything is made, removed or changed in a folder, though it be put back."""
+    """Attributes of a folder that differ after any change in it, even after one that was undone."""
     about = os.stat(home)
     return about.st_mtime_ns, about.st_ctime_ns, about.st_mode, about.st_nlink, about.st_size
 
 
 def first_stamp(home: str) -> tuple[int, ...]:
-    """The stamp of a new folder, once the clock of file times has moved on: no change will share its instant."""
+    """The stamp of a new folder, taken when the clock of file times has advanced: a later change has a later time."""
     made = os.stat(home).st_ctime_ns
-    end = time.monotonic() + LOOK_S
+    end = time.monotonic() + SCAN_S
     while time.clock_gettime_ns(_COARSE_CLOCK) <= made and time.monotonic() < end:
         time.sleep(0.001)
-    os.listdir(home)  # a later reading of the folder, ours or a program's, leaves no newer time (relatime)
+    os.listdir(home)  # so that a later read, by the worker or a program, sets no newer time (relatime)
     return stamp(home)
 
 
@@ -37,15 +37,15 @@ class _TooMuch(Exception):
     """More entries or bytes than a program may leave."""
 
 
-class _Look:
-    """One walk through a folder that may change meanwhile; a look that takes too long decides nothing."""
+class _Scan:
+    """One scan of a folder that may change meanwhile; a scan that takes too long has no result."""
 
     def __init__(self) -> None:
-        self._end = time.monotonic() + LOOK_S
+        self._end = time.monotonic() + SCAN_S
         self._count = self._blocks = 0
 
     def into(self, folder: int) -> list[str]:
-        """Count what is in an open folder; returns the folders in it."""
+        """Count the entries of an open folder; returns the folders in it."""
         below: list[str] = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -62,13 +62,13 @@ class _Look:
 
 
 def too_much_in(home: str) -> bool:
-    """True where a program without a separate file system leaves more than it may.
+    """True if a program without a separate file system has written more than it may.
 
-    Folders too deep to look into, or closed to us, count as too much.
+    Folders that are too deep, or not readable, count as too much.
     """
-    look = _Look()
+    scan = _Scan()
     branch: list[int] = []  # the open folders from `home` down ...
-    below: list[list[str]] = [[home]]  # ... and what is still to be looked into, below each
+    below: list[list[str]] = [[home]]  # ... and the folders that remain to be scanned, below each
     try:
         while below:
             if not below[-1]:
@@ -82,12 +82,12 @@ def too_much_in(home: str) -> bool:
             try:
                 branch.append(os.open(name, _FOLDER, dir_fd=branch[-1] if branch else None))
             except (FileNotFoundError, NotADirectoryError):
-                continue  # it went just now
-            below.append(look.into(branch[-1]))
+                continue  # removed meanwhile
+            below.append(scan.into(branch[-1]))
     except (_TooMuch, PermissionError):
         return True
     except OSError:
-        return False  # it changes under us; the next look decides
+        return False  # it changes meanwhile; the next scan decides
     finally:
         for folder in branch:
             os.close(folder)
@@ -95,10 +95,10 @@ def too_much_in(home: str) -> bool:
 
 
 def clear_away(home: str, *, seconds: float = CLEAR_S) -> bool:
-    """Remove a folder that a program has left in any state; False where that takes longer, or cannot be done.
+    """Remove a folder, in any state that a program has left; False if that fails or takes longer than `seconds`.
 
-    By descriptors alone, so that no link on the way is followed, whoever still changes the folder meanwhile. Never
-    recursive: folders within folders are moved up and emptied one level at a time.
+    Uses descriptors only, so that no link is followed even if a process still changes the folder. Not recursive:
+    nested folders are moved up and emptied one level at a time.
     """
     end = time.monotonic() + seconds
     try:
@@ -117,8 +117,8 @@ def clear_away(home: str, *, seconds: float = CLEAR_S) -> bool:
 
 
 def _empty(parent: int, name: str, end: float) -> None:
-    """Empty the folder `name` of an open folder. Raises OSError, TimeoutError among them."""
-    mark = time.monotonic_ns()  # what nobody has guessed
+    """Empty the folder `name` of an open folder. Raises OSError, and TimeoutError after `end`."""
+    mark = time.monotonic_ns()  # programs cannot guess the names
     places = (f".up-{mark}-{number}" for number in itertools.count())
     home = _open_for_us(parent, name)
     try:
@@ -139,14 +139,14 @@ def _move_up(home: int, name: str, places: Iterator[str], end: float) -> None:
         for inside in os.listdir(folder):
             _check(end)
             if not _unlinked(folder, inside):
-                os.close(_open_for_us(folder, inside))  # a folder that is closed to its owner cannot be moved
+                os.close(_open_for_us(folder, inside))  # a folder that its owner cannot write to cannot be moved
                 os.rename(inside, next(places), src_dir_fd=folder, dst_dir_fd=home)
     finally:
         os.close(folder)
 
 
 def _unlinked(folder: int, name: str) -> bool:
-    """Remove what is not a folder; False where it is one."""
+    """Remove an entry that is not a folder; False if it is one."""
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
@@ -155,7 +155,7 @@ def _unlinked(folder: int, name: str) -> bool:
 
 
 def _open_for_us(parent: int, name: str) -> int:
-    """Open a folder although its owner has closed it to himself; never a link."""
+    """Open a folder even if its mode excludes its owner; never a link."""
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{found}", 0o700)

@@ -1,9 +1,9 @@
 """Seccomp filters in classic BPF, written by hand and installed through prctl(2).
 
 Two filters stack. The *base* filter is installed once per worker: the allow-list of sandbox/jail/system_calls.py. All
-other calls fail with EPERM (ENOSYS for calls that no table knows, so that libc falls back). The *program* filter is
-installed in every child: it removes what only the worker itself needs, or what this level cannot contain. A program
-can add no filter and remove none.
+other calls fail with EPERM (ENOSYS for newer calls, so that libc falls back). The *program* filter is installed in
+every child: it removes calls that only the worker needs, or that this level cannot contain. A program can neither add
+nor remove a filter.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sandbox.jail import kernel, system_calls
 
-# Known to no table above, refused with EPERM rather than ENOSYS up to this number.
+# Calls up to this number that are not in the table fail with EPERM, later ones with ENOSYS.
 _LAST_KNOWN = 462
 _X32_BIT = 0x40000000
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -36,7 +36,7 @@ _PRCTLS = (1, 22, 3, 15, 16, 0x53564D41)
 _WORKER_PRCTLS = (1, 22)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
 _FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
-_CPU_CLOCK = 0x80000000  # the sign of a clock's number
+_CPU_CLOCK = 0x80000000  # the sign bit of a clock's number
 _PRIO_PROCESS = 0
 _FUTEX_COMMAND = 0x7F  # of its operation, without PRIVATE and CLOCK_REALTIME
 _FUTEX_LENDS = (6, 7, 8, 11, 12, 13)  # LOCK_PI, UNLOCK_PI, TRYLOCK_PI, WAIT_REQUEUE_PI, CMP_REQUEUE_PI, LOCK_PI2
@@ -58,7 +58,7 @@ class _SockFprog(ctypes.Structure):
 
 
 class Filter:
-    """A BPF program kept in memory, ready to be installed in this process."""
+    """A BPF program in memory, ready to be installed in this process."""
 
     def __init__(self, instructions: list[Instruction]) -> None:
         self._code = (_SockFilter * len(instructions))(*instructions)
@@ -67,7 +67,7 @@ class Filter:
         self._pointer = ctypes.byref(self._program)
 
     def install(self) -> None:
-        """Bind this process, for good. Needs no-new-privs. Raises OSError."""
+        """Restrict this process permanently. Needs no-new-privs. Raises OSError."""
         if self._pid_places:
             pid = os.getpid()
             for place in self._pid_places:
@@ -108,7 +108,7 @@ def _no_bits(argument: int, bits: int, otherwise: int) -> list[Instruction]:
 
 
 def _opening(flags: int) -> list[Instruction]:
-    """Truncating asks for the right to write: O_RDONLY and O_ACCMODE with O_TRUNC pass by Landlock before ABI 3."""
+    """Truncating needs an open for writing: Landlock before ABI 3 allows O_TRUNC with O_RDONLY and O_ACCMODE."""
     return [
         (_LD_W_ABS, 0, 0, _argument(flags)),
         (_AND, 0, 0, _ACCESS_AND_TRUNCATE),
@@ -120,7 +120,7 @@ def _opening(flags: int) -> list[Instruction]:
 
 
 def _fcntl() -> list[Instruction]:
-    """Locks are answered with success: nobody shares the program's files, and foreign ones are not its to lock."""
+    """Locks succeed without effect: no other process shares the program's files, and it must not lock foreign ones."""
     others = _one_of(1, _FCNTLS, errno.EPERM)[1:]
     to_end = len(_LOCKS) - 1 + len(others)
     locks: list[Instruction] = [(_JEQ, to_end - i, 0, value) for i, value in enumerate(_LOCKS)]
@@ -128,7 +128,7 @@ def _fcntl() -> list[Instruction]:
 
 
 def _stream_pairs() -> list[Instruction]:
-    """A connected pair reaches nobody (asyncio needs one); datagram sockets could be sent anywhere."""
+    """Stream pairs only: asyncio needs one, and it is connected; a datagram socket could send to any address."""
     return [
         (_LD_W_ABS, 0, 0, _argument(0)),
         (_JEQ, 1, 0, _AF_UNIX),
@@ -142,7 +142,7 @@ def _stream_pairs() -> list[Instruction]:
 
 
 def _sockets() -> list[Instruction]:
-    """Neither raw ones nor those of other families, which are of no use to an agent."""
+    """Stream and datagram sockets of Unix and IPv4; an agent does not need raw ones or other families."""
     return [
         (_LD_W_ABS, 0, 0, _argument(0)),
         (_JEQ, 2, 0, _AF_UNIX),
@@ -169,7 +169,7 @@ def _own_priority() -> list[Instruction]:
 
 
 def _threads_alone() -> list[Instruction]:
-    """With the descriptors of their process: a thread with a separate table would hold as many again."""
+    """Threads that share the process's descriptors: a separate table would have room for as many again."""
     thread = _CLONE_THREAD | _CLONE_FILES
     return [
         (_LD_W_ABS, 0, 0, _argument(0)),
@@ -181,7 +181,7 @@ def _threads_alone() -> list[Instruction]:
 
 
 def _opening_on_shared_disk(flags: int) -> list[Instruction]:
-    """Nameless files hide from whoever counts; a setuid one would lend its uid to anybody of this machine."""
+    """A scan cannot count unnamed files; a setuid file would give its uid to every user of this machine."""
     return [
         (_LD_W_ABS, 0, 0, _argument(flags)),
         (_JSET, 0, 1, _NAMELESS),
@@ -234,11 +234,11 @@ def base_program(*, command: bool = False) -> list[Instruction]:
 
 
 class Reach(NamedTuple):
-    """What a program may touch beside itself; each allows more system calls."""
+    """What a program may access besides itself; each flag allows more system calls."""
 
     processes: bool  # it may fork and exec
-    own_pids: bool  # its pid namespace holds nobody else
-    own_uid: bool  # no file but its own belongs to its uid
+    own_pids: bool  # its pid namespace has no other processes
+    own_uid: bool  # only its files belong to its uid
     own_files: bool  # its working folder is a separate file system
     command: bool = False  # it is a command of the user, alone in its network too
 
@@ -259,11 +259,11 @@ def reach_program(reach: Reach) -> list[Instruction]:
 
 
 def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instruction]:
-    """How a program's call is judged further; nothing where the base filter has said all."""
+    """The instructions for a call of a program; empty if the base filter decides."""
     allowed = {system_calls.WORKER: reach.command, system_calls.PROCESSES: reach.processes}
     allowed |= {system_calls.OWNED: reach.own_uid, system_calls.PRIVATE: reach.own_files}
     if not allowed.get(call.rule, True):
-        return [_refuse(errno.EOPNOTSUPP if call.name in _SELDOM_HAD else errno.EPERM)]
+        return [_refuse(errno.EOPNOTSUPP if call.name in _MAY_BE_UNSUPPORTED else errno.EPERM)]
     if call.name in ("prlimit64", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "getpgid", "getsid"):
         return _one_of(0, (0, OWN_PID), errno.EPERM)
     if call.name in ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create"):
@@ -278,13 +278,13 @@ def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instructio
     return always.get(call.name, [] if reach.own_files else _ON_SHARED_DISK.get(call.name, []))
 
 
-_SELDOM_HAD = (
+_MAY_BE_UNSUPPORTED = (
     "fallocate",
     "getxattr",
     "lgetxattr",
     "listxattr",
     "llistxattr",
-)  # programs know that some disks have none
+)  # programs expect that some file systems lack them
 _ON_SHARED_DISK: dict[str, list[Instruction]] = {
     "open": _opening_on_shared_disk(1),
     "openat": _opening_on_shared_disk(2),

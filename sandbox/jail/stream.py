@@ -1,4 +1,4 @@
-"""What is kept of a program's output, in a buffer that can be wiped."""
+"""Retains the first and last bytes of a program's output."""
 
 import os
 
@@ -8,9 +8,9 @@ CHUNK = 64 * 1024
 
 
 def open_pipe() -> tuple[int, int]:
-    """A pipe for a program's output, its end for reading first, which never keeps the reader waiting.
+    """A pipe for a program's output: its end for reading, which is non-blocking, and its end for writing.
 
-    The program can open that end too, and take what poll(2) has just promised to us.
+    The program can open the first end too, and read the data that poll(2) has just reported.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
@@ -27,7 +27,7 @@ class Stream:
         self.reset(0, 0)
 
     def reset(self, head: int, tail: int) -> None:
-        """Make room for a program's output: `head` and `tail` bytes are kept for sure."""
+        """Prepare for a program's output, of which at least `head` and `tail` bytes are retained."""
         room = head + tail + CHUNK
         if room > len(self._buffer):
             self._buffer = bytearray(room)
@@ -40,7 +40,7 @@ class Stream:
         self.dropped = False
 
     def read(self, descriptor: int) -> int | None:
-        """Read once; returns the number of bytes, 0 at the end of the stream, None where nothing is there yet."""
+        """Read once; returns the number of bytes, 0 at the end of the stream, None if no data has arrived."""
         if len(self._buffer) - self._filled < CHUNK // 2:
             self._drop_middle()
         try:
@@ -59,7 +59,7 @@ class Stream:
         self.dropped = True
 
     def kept(self) -> tuple[memoryview, memoryview, int]:
-        """Head, tail (empty unless something was dropped), and characters on the whole stream (0: count them)."""
+        """Head, tail (empty unless bytes were dropped), and characters of the whole stream (0: the caller counts)."""
         if self._filled > self._head + self._tail:
             self._drop_middle()
         if not self.dropped:
@@ -68,7 +68,7 @@ class Stream:
         return self._view[: self._head], self._view[self._head : self._filled], chars
 
     def wipe(self) -> None:
-        """Leave nothing of the output behind."""
+        """Overwrite all output with zeros."""
         used = len(self._buffer) if self.dropped else self._filled
         self._view[:used] = self._zeros[:used]
 

@@ -1,15 +1,15 @@
-"""Which system calls a program may make, and why: one row a call, everything else is refused.
+"""The system calls that a program may make, and why: one row per call, all others are refused.
 
-The numbers are those of x86_64 and of the generic table (aarch64; `-` where it has no such call). The rule says how:
+The numbers are those of x86_64 and of the generic table (aarch64; `-` if it has no such call). The rules:
 
 `free`       with any arguments
-`nothing`    answered with success, and nothing is done: what it would do reaches files that are not the program's
+`nothing`    succeeds without effect: its effect could reach files that are not the program's
 `judged`     with some arguments only; sandbox/jail/seccomp.py has them
-`owned`      not where programs share the server's uid, whose files they would be allowed to change
-`private`    not where the working folder lies on the host's disk, beside everybody's files (landlock)
-`worker`     by the worker alone: the program's own filter takes it away
+`owned`      not if programs share the server's uid: they could change its files
+`private`    not if the working folder is on the host's disk, beside the files of others (landlock)
+`worker`     by the worker only: the program filter removes it
 `processes`  by programs that may have processes (C++), and by the worker
-`command`    by a command of the user alone, whose network namespace holds one address (sandbox/jail/command.py)
+`command`    by a command of the user only, whose network namespace has one address (sandbox/jail/command.py)
 """
 
 import errno
@@ -38,14 +38,14 @@ pread64 17 67 free | as read
 pwrite64 18 68 free | as write
 preadv 295 69 free | as read
 pwritev 296 70 free | as write
-preadv2 327 286 judged | without flags alone: RWF_NOWAIT tells what lies in the page cache, so what others read
+preadv2 327 286 judged | only without flags: RWF_NOWAIT shows what is in the page cache, so what others read
 pwritev2 328 287 judged | as preadv2
-open 2 - judged | what mounts or Landlock show; truncates what it may write; on a shared disk none nameless or setuid
+open 2 - judged | what mounts or Landlock allow; truncates only writable files; on a shared disk none unnamed or setuid
 openat 257 56 judged | as open
 creat 85 - judged | open for writing
 close 3 57 free | its own descriptors
 close_range 436 436 free | as close
-stat 4 - free | imports look for files; where Landlock is the wall it tells of foreign files, too
+stat 4 - free | imports look for files; Landlock does not restrict it to the program's files
 fstat 5 80 free | its own descriptors
 lstat 6 - free | as stat
 newfstatat 262 79 free | as stat
@@ -58,8 +58,8 @@ mmap 9 222 judged | memory within its address space; not the machine's reserve o
 mprotect 10 226 free | its own memory; ctypes and compiled code need executable pages
 munmap 11 215 free | its own memory
 mremap 25 216 free | its own memory, within its address space
-msync 26 227 nothing | its mappings end with it; of a foreign file it would make the host write to disk
-madvise 28 233 judged | hints for its own memory; none that evicts files which others use, or compares pages with theirs
+msync 26 227 nothing | its mappings are temporary; for a foreign file it would make the host write to disk
+madvise 28 233 judged | hints for its own memory; none that evicts cached files of others, or compares pages with theirs
 brk 12 214 free | its own memory
 rt_sigaction 13 134 free | its own handlers
 rt_sigprocmask 14 135 free | its own mask; limits do not depend on it
@@ -77,7 +77,7 @@ select 23 - free | waits
 pselect6 270 72 free | waits
 poll 7 - free | waits
 ppoll 271 73 free | waits
-epoll_create 213 - free | asyncio waits by it
+epoll_create 213 - free | asyncio waits with it
 epoll_create1 291 20 free | as epoll_create
 epoll_ctl 233 21 free | as epoll_create
 epoll_wait 232 - free | waits
@@ -97,7 +97,7 @@ timer_getoverrun 225 109 free | as timer_create
 timer_delete 226 111 free | as timer_create
 nanosleep 35 101 free | waits
 clock_nanosleep 230 115 judged | waits, by clock_gettime's clocks
-clock_gettime 228 113 judged | the time; a clock below zero is the CPU time of a process, anybody's in sight
+clock_gettime 228 113 judged | the time; a negative clock is the CPU time of a process, of any visible one
 clock_getres 229 114 judged | the time, by clock_gettime's clocks
 gettimeofday 96 169 free | the time
 time 201 - free | the time
@@ -107,13 +107,13 @@ setitimer 38 103 free | its own timer
 alarm 37 - free | its own timer
 pause 34 - free | waits
 sched_yield 24 124 free | gives up the core
-sched_getaffinity 204 123 judged | of itself alone: another's would tell that it lives
+sched_getaffinity 204 123 judged | of itself only: it would show whether another process exists
 sched_setaffinity 203 122 worker | the worker ties a program of many processes to one core
 sched_getparam 143 121 judged | of itself alone
 sched_getscheduler 145 120 judged | of itself alone
 sched_get_priority_max 146 125 free | a constant
 sched_get_priority_min 147 126 free | a constant
-getpriority 140 141 judged | of itself alone: another's would tell that it lives, or that its user is here
+getpriority 140 141 judged | of itself only: it would show whether another process, or a process of a user, exists
 getpid 39 172 free | its own id
 getppid 110 173 free | its worker's id
 gettid 186 178 free | its own id
@@ -128,12 +128,12 @@ getpgrp 111 - free | its own group
 getpgid 121 155 judged | of itself alone
 getsid 124 156 judged | of itself alone
 uname 63 160 free | the kernel's name
-sysinfo 99 179 free | how much memory there is; how busy the machine is it can time anyway
+sysinfo 99 179 free | memory size and load; it can measure the load by timing anyway
 getrusage 98 165 free | its own use
 getrlimit 97 163 free | its own limits
 setrlimit 160 164 free | its own limits, which it can only lower
 prlimit64 302 261 judged | its own limits alone
-getcwd 79 17 free | where it is
+getcwd 79 17 free | its working folder
 chdir 80 49 free | within what it sees
 fchdir 81 50 free | as chdir
 mkdir 83 - free | its own folder
@@ -146,7 +146,7 @@ renameat 264 38 free | its own folder
 renameat2 316 276 free | its own folder
 link 86 - free | its own folder
 linkat 265 37 free | its own folder
-symlink 88 - free | its own folder; nothing of ours follows it
+symlink 88 - free | its own folder; the sandbox follows no link
 symlinkat 266 36 free | as symlink
 readlink 89 - free | as stat
 readlinkat 267 78 free | as stat
@@ -157,32 +157,32 @@ chown 92 - owned | its own files
 lchown 94 - owned | its own files
 fchown 93 55 owned | its own files
 fchownat 260 54 owned | its own files
-utime 132 - private | its own files; devices are mounted read-only, so that their times stay
+utime 132 - private | its own files; devices are mounted read-only, so that their times do not change
 utimes 235 - private | as utime
 utimensat 280 88 private | as utime
 futimesat 261 - private | as utime
-truncate 76 45 private | its own files; Landlock before ABI 3 does not know it
+truncate 76 45 private | its own files; Landlock before ABI 3 does not check it
 ftruncate 77 46 free | files it has opened for writing
-fallocate 285 47 private | its own files; where disk is shared it would take gigabytes in no time
-fsync 74 82 nothing | its files end with it; of a foreign one it would make the host write to disk
+fallocate 285 47 private | its own files; on a shared disk it would take gigabytes at once
+fsync 74 82 nothing | its files are temporary; for a foreign one it would make the host write to disk
 fdatasync 75 83 nothing | as fsync
 umask 95 166 free | its own mask
 getdents 78 - free | lists folders
 getdents64 217 61 free | lists folders
 statfs 137 43 free | room on a file system
 fstatfs 138 44 free | as statfs
-fadvise64 221 223 nothing | a hint; it would evict from the page cache what others use
+fadvise64 221 223 nothing | a hint; it would evict cached files of others
 readahead 187 213 nothing | a hint
 sendfile 40 71 free | copies between its own descriptors
-flock 73 32 nothing | it shares its folder with nobody; a lock on a foreign file would lock out the host
-fcntl 72 25 judged | duplicates and flags of descriptors; locks do nothing, and nobody is notified, leased or signalled
-getxattr 191 8 private | what people write about their files; by path it is read where Landlock is the wall
+flock 73 32 nothing | only its processes use its folder; a lock on a foreign file would block the host
+fcntl 72 25 judged | duplicates and flags of descriptors; locks do nothing; no notifications, leases or signals
+getxattr 191 8 private | attributes of files; Landlock does not restrict reading them by path
 lgetxattr 192 9 private | as getxattr
 fgetxattr 193 10 free | of files it has opened
 listxattr 194 11 private | as getxattr
 llistxattr 195 12 private | as getxattr
 flistxattr 196 13 free | of files it has opened
-futex 202 98 judged | locks of the program's threads; not those that lend priority, which wait for whomever a word names
+futex 202 98 judged | locks of the program's threads; not those with priority inheritance, which wait for any thread
 set_robust_list 273 99 free | its own threads
 set_tid_address 218 96 free | its own threads
 arch_prctl 158 - free | thread-local storage
@@ -195,27 +195,27 @@ exit 60 93 free | its end
 exit_group 231 94 free | its end
 wait4 61 260 free | its own children; a Python program has none
 waitid 247 95 free | as wait4
-kill 62 129 judged | in a separate pid namespace anybody in sight; elsewhere itself alone
+kill 62 129 judged | in a separate pid namespace any visible process; elsewhere only itself
 tgkill 234 131 judged | as kill
-tkill 200 130 judged | in a separate pid namespace alone
+tkill 200 130 judged | only in a separate pid namespace
 clone 56 220 judged | threads that share their process's descriptors; processes where allowed; never a namespace
-clone3 435 435 judged | answered with "unknown", for its flags lie in memory, and libc falls back on clone
-fork 57 - processes | g++ and what it makes
+clone3 435 435 judged | fails with ENOSYS, as a filter cannot read its flags in memory; libc falls back to clone
+fork 57 - processes | g++ and the program that it makes
 vfork 58 - processes | as fork
 execve 59 221 processes | as fork
 ioctl 16 29 judged | how much is in a pipe, non-blocking, close-on-exec, is it a terminal
-prctl 157 167 judged | names of threads and of memory; what the worker still has to set
-socketpair 53 199 judged | a connected pair of streams, which reaches nobody; asyncio needs one
+prctl 157 167 judged | names of threads and of memory; the settings that the worker still makes
+socketpair 53 199 judged | a connected pair of streams, which reaches no other process; asyncio needs one
 recvfrom 45 207 free | its own pairs
 sendto 44 206 free | its own pairs
-recvmsg 47 212 worker | the worker gets descriptors by it
-sendmsg 46 211 worker | a descriptor sent in a circle outlives its program
+recvmsg 47 212 worker | the worker receives descriptors with it
+sendmsg 46 211 worker | descriptors that were sent in a circle outlive their program
 shutdown 48 210 free | its own pairs
 getsockopt 55 209 free | its own pairs
 getsockname 51 204 free | its own pairs
 getpeername 52 205 free | its own pairs
-pidfd_open 434 434 worker | the worker waits for its program by it
-socket 41 198 command | IPv4 in a network without a way out, and Unix sockets, of which it sees its own alone
+pidfd_open 434 434 worker | the worker waits for its program with it
+socket 41 198 command | IPv4 in a network with one address, and Unix sockets, of which it sees only its own
 connect 42 203 command | as socket
 bind 49 200 command | as socket
 listen 50 201 command | as socket
@@ -237,10 +237,10 @@ def _read(line: str) -> SystemCall:
 
 
 def table() -> list[SystemCall]:
-    """Every call that is not refused outright. Raises OSError on a machine whose numbers we do not know."""
+    """Every call that is not always refused. Raises OSError on an architecture without a table."""
     return [_read(line) for line in _TABLE.strip().splitlines()]
 
 
 def numbers(*, command: bool = False) -> dict[str, int]:
-    """Name to number, of what exists on this machine, for a program or for a command of the user."""
+    """Name to number of the calls that exist on this machine, for a program or for a command of the user."""
     return {call.name: call.number for call in table() if call.number is not None and (command or call.rule != COMMAND)}

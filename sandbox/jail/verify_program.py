@@ -1,13 +1,13 @@
-"""Comparing answers as a program: what `sandbox.equality` runs in the pool's `verify` servers."""
+"""The program that compares answers: `sandbox.equality` runs it in the pool's `verify` servers."""
 
 import re
 from typing import Any
 
-# math-verify with its defaults, with three exceptions. A text is read whole or not at all: by default math-verify takes
-# a number out of what it cannot read (3 out of $2x^2 + 3y = d$), and letters for units ($3s$ and $3d$). Letters keep
-# their case (R is not r). Intervals may be inequalities. The warm server has imported all this; the program imports it
-# again by name, at no cost. Every pair gets a character: what cannot be read is different, and what ends the program
-# ends it without a verdict.
+# math-verify's defaults, with three exceptions. A text must parse as a whole: by default math-verify takes a number
+# from a text that it cannot parse (3 from $2x^2 + 3y = d$), and letters as units ($3s$ and $3d$). Letters keep their
+# case (R is not r). Intervals may be inequalities. The warm server has imported all this, so the program's imports cost
+# nothing. Every pair gets a character; an answer that cannot be parsed is different. If a pair ends the program, there
+# is no verdict.
 EQUAL = r"""
 import functools, json, sys
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
@@ -27,7 +27,7 @@ def equal(answer, truth):
 CODE = EQUAL + 'print("".join("=" if equal(*pair) else "/" for pair in json.load(sys.stdin)))'
 
 
-# The parser caches what it learns of its grammar, and every fork inherits that: one of each form that answers take.
+# One example of each form of answers: the parser caches parts of its grammar, and every fork inherits the cache.
 _FORMS = r"""
 \frac{1}{2}  0.5  -3\frac{2}{3}  1,234  25\%  2\sqrt{3}  -\sqrt{12}  \sqrt[3]{2}  \frac{\sqrt{3}}{3}  2^{10}
 2^{\frac{1}{3}}  5!  \binom{5}{2}  \frac{\pi}{3}  2\pi+1  1+2\sqrt{5}  3\pm\sqrt{2}  3-2i  e^{2x}  \ln 2
@@ -40,7 +40,7 @@ _FORMS = r"""
 
 
 def warm() -> None:
-    """Import math-verify and let its parser and SymPy meet every common form once."""
+    """Import math-verify and let its parser and SymPy process every common form once."""
     names: dict[str, Any] = {}
     exec(EQUAL, names)
     forms = re.split(r"  |\n", _FORMS.strip())

@@ -13,7 +13,7 @@ HELLO, BEAT, PONG, RESULT, FAILED = 11, 12, 13, 14, 15
 
 # Flags of a CALL.
 CODE_IN_FD, STDIN_IN_FD, PROCESSES_ALLOWED = 1, 2, 4
-# Why a worker ended a program itself.
+# Why a worker ended a program.
 NOT_ENDED, CPU_TIME, WALL_TIME, OUTPUT, STORAGE, CANCELLED, THREADS = range(7)
 # Flags of a RESULT.
 MEMORY_ERROR, RETIRE = 1, 2
@@ -39,7 +39,7 @@ class CallHeader(NamedTuple):
     seed: int  # -1: from the kernel's entropy
     code_bytes: int
     stdin_bytes: int
-    out_head: int  # bytes kept of the beginning of stdout
+    out_head: int  # bytes to retain of the beginning of stdout
     out_tail: int
     err_head: int
     err_tail: int
@@ -72,7 +72,7 @@ def unpack_reply(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 class Result(NamedTuple):
-    """What a worker observed; five byte strings follow: stdout head, tail, stderr head, tail, value."""
+    """A worker's observations; five byte strings follow: stdout head, tail, stderr head, tail, value."""
 
     call_id: int
     wait_status: int

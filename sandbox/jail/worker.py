@@ -1,8 +1,8 @@
 """A worker: an isolated process that runs one program after another, each in a fork of itself.
 
-Nothing of a program stays: code and output pass through buffers that are wiped, never through Python objects that a
-later fork could find in freed memory, and a worker whose working folder a program has touched takes no other one. What
-the worker's own memory does keep of a call is numbers: sizes, times, a status.
+No data of a program remains: code and output pass through buffers that are wiped, never through Python objects that a
+later fork could find in freed memory. A worker whose working folder has changed runs no further program. The worker's
+own memory retains only numbers of a call: sizes, times, a status.
 """
 
 import array
@@ -21,7 +21,7 @@ from sandbox.jail.scratch import first_stamp, stamp
 from sandbox.jail.seccomp import Filter, Reach, program_filter
 from sandbox.jail.stream import Stream, open_pipe
 
-MAX_INLINE_BYTES = 64 * 1024  # longer code and input come in files
+MAX_INLINE_BYTES = 64 * 1024  # longer code and input arrive in files
 MAX_DESCRIPTORS = 256
 MAX_GROWTH_BYTES = 96 * 1024 * 1024  # of the worker itself; then it asks to be replaced
 
@@ -39,7 +39,7 @@ class Worker:
         self._space = space
         self._inbox = bytearray(wire.CALL_BYTES + MAX_INLINE_BYTES)
         self._view = memoryview(self._inbox)
-        self._used = 0  # bytes of the inbox that hold the present call
+        self._used = 0  # bytes of the inbox that the current call uses
         self._shared = mmap.mmap(-1, program.SHARED_BYTES)
         self._out, self._err = Stream(), Stream()
         self._watch = Watch(channel, "" if jail.first_process else jail.home, jail.group)
@@ -70,7 +70,7 @@ class Worker:
                 self._answer(call, files)
 
     def _receive(self) -> list[int] | None:
-        """Read one header and the descriptors that came with it; None when the pool is gone."""
+        """Read one header and the descriptors that came with it; None if the pool has closed the channel."""
         files: list[int] = []
         filled = 0
         while filled < wire.CALL_BYTES:
@@ -139,7 +139,7 @@ class Worker:
         self._report(call, status, ended_for, wall_s=wall_s, cpu_s=cpu_s, peak=peak)
 
     def _is_spent(self) -> bool:
-        """True where a program left a trace in the folder, or this process has grown."""
+        """True if a program changed the folder, or this process has grown too much."""
         return stamp(self._jail.home) != self._untouched or self._has_grown()
 
     def _has_grown(self) -> bool:
@@ -147,7 +147,7 @@ class Worker:
         return grown > MAX_GROWTH_BYTES
 
     def _small_stdin(self, call: wire.CallHeader) -> int:
-        """A descriptor that gives the input of the call and then ends."""
+        """A descriptor with the input of the call."""
         if call.stdin_bytes == 0:
             return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -170,7 +170,7 @@ class Worker:
             os.closerange(3, MAX_DESCRIPTORS)
             if not self._isolated:
                 os.setpgid(0, 0)
-            elif call.flags & wire.PROCESSES_ALLOWED:  # so that the whole tree has no more CPU time than the clock
+            elif call.flags & wire.PROCESSES_ALLOWED:  # so that the tree's CPU time is at most its wall time
                 os.sched_setaffinity(0, {self._cores[call.call_id % len(self._cores)]})
             jail_filter = self._filters[bool(call.flags & wire.PROCESSES_ALLOWED)]
             program.run(code, call, self._shared, self._warmth, jail_filter, self._space)
@@ -180,7 +180,7 @@ class Worker:
     def _report(
         self, call: wire.CallHeader, status: int, ended_for: int, *, wall_s: float, cpu_s: float, peak: int
     ) -> None:
-        """Tell the pool what was seen, and forget it."""
+        """Send the pool the result, and wipe it here."""
         start = program.SHARED_HEADER.size
         value_bytes, flags = program.SHARED_HEADER.unpack_from(self._shared)
         value_bytes = min(value_bytes, program.SHARED_BYTES - start)  # the program could have written anything
@@ -209,7 +209,7 @@ class Worker:
         length = sum(len(part) for part in parts)
         front = wire.reply_header(wire.RESULT, wire.RESULT_BYTES + length) + seen.pack()
         sent = self._channel.sendmsg([front, *parts])
-        if sent < len(front) + length:  # a large result, interrupted: send what is left piece by piece
+        if sent < len(front) + length:  # a large result, interrupted: send the rest part by part
             for part in (memoryview(front), *parts):
                 if sent >= len(part):
                     sent -= len(part)
@@ -217,14 +217,14 @@ class Worker:
                     self._channel.sendall(part[sent:])
                     sent = 0
         value.release()
-        self._shared.madvise(mmap.MADV_REMOVE)  # whatever the program wrote there, its pages are gone
+        self._shared.madvise(mmap.MADV_REMOVE)  # frees all pages that the program wrote there
         self._out.wipe()
         self._err.wipe()
         self._view[: self._used] = bytes(self._used)
 
 
 def address_space_bytes() -> int:
-    """Virtual size of this process; needs a /proc, so ask before entering the jail."""
+    """Virtual size of this process; needs /proc, so call it before entering the jail."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     return pages * resource.getpagesize()
 

@@ -300,12 +300,12 @@ async def test_a_worker_says_that_it_lives_while_a_killed_program_waits_for_a_co
     watching = limit_watch.Watch(theirs, "")
     try:
         started = time.monotonic()
-        watching.see_off(handle)
+        watching.wait_until_gone(handle)
         assert time.monotonic() - started >= 0.8
         beats = ours.recv(1000)  # as many as there was time for
         assert beats and beats.replace(wire.reply(wire.BEAT), b"") == b""
         slow.kill()
-        watching.see_off(handle)
+        watching.wait_until_gone(handle)
         ours.setblocking(False)
         with pytest.raises(BlockingIOError):
             ours.recv(1)
