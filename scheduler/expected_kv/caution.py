@@ -1,4 +1,4 @@
-"""The safety factor: how much KV stays free for the uncertainty of lengths, by the costs of the two mistakes."""
+"""The safety factor: how much KV stays free because lengths are uncertain, from the costs of preemption and idling."""
 
 from collections.abc import Iterable
 from statistics import NormalDist, median
@@ -7,15 +7,15 @@ from rstar_ray.config import BalancerConfig
 from scheduler.cost import LOOKS, USUAL_IDLE_SHARE, PlacementCost, placement_cost, risk_of, running_in
 from scheduler.state import Replica
 
-SPARING_STEPS = 3.0  # of a preemption, above which contexts are spared, and ...
-SPARING_RISK = 0.1  # ... the risk up to which they are where it alone is given
+SPARING_STEPS = 3.0  # contexts are spared if a preemption costs more decode steps than this; ...
+SPARING_RISK = 0.1  # ... if only the risk is given, they are up to this risk
 
 
 class Caution:
-    """The safety factor `z`: the normal quantile of the risk at every look."""
+    """The safety factor `z`: the normal quantile of the risk at each of `LOOKS` moments of a rollout's life."""
 
     def __init__(self, given: BalancerConfig) -> None:
-        """A value of 0 is derived: the risk from the costs, and the costs from measurements of the engines."""
+        """A setting of 0 is derived: the risk from the costs, and the costs from measurements of the engines."""
         self._given = given
         self.cost: PlacementCost | None = None  # None: not measured
         self._settle(given.risk or risk_of(None))

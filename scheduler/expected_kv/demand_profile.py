@@ -1,4 +1,4 @@
-"""Expected KV demand of one replica's residents over the horizons, a row per resident.
+"""Expected KV demand of one replica's residents at each horizon, one row per resident.
 
 Legend: H horizons (tokens of growth from now), R residents.
 """
@@ -13,7 +13,7 @@ from scheduler.state import Replica, Rollout
 
 
 class Profile:
-    """Sums over residents, kept up to date as they come and go; their ages are those of the last `refresh`."""
+    """Sums over residents, updated when one arrives or leaves; their ages are those of the last `refresh`."""
 
     def __init__(self, replica: Replica, lengths: Lengths) -> None:
         self.replica = replica
@@ -25,15 +25,15 @@ class Profile:
         self.demand_H: Floats = np.zeros(NUM_HORIZONS)
         self.variance_H: Floats = np.zeros(NUM_HORIZONS)
         self._pending: list[Rollout] = []  # appended, but their rows are not computed yet
-        self.prompt_tokens = 0  # of the groups present, once each, in whole blocks
+        self.prompt_tokens = 0  # of the groups that are here, once each, in whole blocks
         self._fresh_at = 0.0  # decode step of the last full computation
-        self._leaving: dict[str, Rollout] = {}  # ordered to leave, and still here
-        self._coming: dict[str, Rollout] = {}  # ordered to move here from another replica, and not here yet
+        self._leaving: dict[str, Rollout] = {}  # asked to leave, still here
+        self._coming: dict[str, Rollout] = {}  # asked to move here, not yet arrived
         self._coming_H: Floats = np.zeros(NUM_HORIZONS)  # their demand, with their prompts, ...
         self._coming_variance_H: Floats = np.zeros(NUM_HORIZONS)
 
     def append(self, rollout: Rollout, group: Group) -> int:
-        """Returns how many siblings were here before."""
+        """Add a resident; returns the number of its siblings that were already here."""
         rollout.profile_row = len(self._rollouts)
         self._rollouts.append(rollout)
         self._pending.append(rollout)
@@ -65,11 +65,11 @@ class Profile:
             self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
 
     def asked_to_leave(self, rollout: Rollout) -> None:
-        """Count the resident as leaving: it stays until its turn, or the rollout, ends."""
+        """Count the resident as leaving: it stays until its turn or the rollout ends."""
         self._leaving[rollout.load.rollout_id] = rollout
 
     def expect(self, rollout: Rollout) -> None:
-        """Keep room for a rollout that is on its way here."""
+        """Reserve room for a rollout that will move here."""
         self._coming[rollout.load.rollout_id] = rollout
         self._count_coming()
 
@@ -86,7 +86,7 @@ class Profile:
             self._coming_variance_H += variance_H
 
     def ahead(self, *, staying: bool = False) -> tuple[Floats, Floats]:
-        """Demand and variance of those here, or (`staying`) that were not asked to leave, and of those on their way."""
+        """Demand and variance of all residents, or (`staying`) those not asked to leave, and of arriving rollouts."""
         self.settle()
         demand_H, variance_H = self.demand_H + self._coming_H, self.variance_H + self._coming_variance_H
         if staying and self._leaving:
@@ -104,7 +104,7 @@ class Profile:
         ]
 
     def settle(self) -> None:
-        """Have every resident's row in the sums."""
+        """Add the rows of all residents to the sums."""
         if self._horizons_H is not self._lengths.horizons_H:
             self._fill()
             self.refresh()
@@ -112,7 +112,7 @@ class Profile:
             self._fill()
 
     def _fill(self) -> None:
-        """The pending rollouts' rows, which are the last ones."""
+        """Compute the rows of pending rollouts, which are the last ones."""
         if not self._pending:
             return
         rows = [self._lengths.rows_of(rollout) for rollout in self._pending]
@@ -132,7 +132,7 @@ class Profile:
         self._pending = []
 
     def refresh_after(self, steps: int) -> None:
-        """Compute all rows again from the residents' present ages, if this many decode steps have passed."""
+        """Compute all rows again from the residents' current ages if this many decode steps have passed."""
         self.settle()
         if self._rollouts and self.replica.decode_step >= self._fresh_at + steps:
             self.refresh()
@@ -153,7 +153,7 @@ class Profile:
 
     @property
     def beside_tokens(self) -> float:
-        """What the rows do not show: prompts, growth since, and what the engine reports on top."""
+        """Tokens that the rows do not include: prompts, growth since `refresh`, and what the engine reports beyond."""
         growth = len(self._rollouts) * max(0.0, self.replica.decode_step - self._fresh_at)
         unexplained = self.replica.load.kv_used_tokens - (self.demand_H[0] + self.prompt_tokens + growth)
         return self.prompt_tokens + growth + max(0.0, unexplained)
@@ -167,9 +167,9 @@ class Profile:
         staying: bool = False,
         within_tokens: float = inf,
     ) -> float:
-        """The most KV that residents, and a newcomer with these rows, need from now on: mean and `z` deviations.
+        """The most KV that residents and a newcomer with these rows will need: mean plus `z` deviations.
 
-        `staying`: as above; `within_tokens`: before all have grown by so many.
+        `staying`: as in `ahead`; `within_tokens`: until all have grown by this many tokens.
         """
         ahead_H, spread_H = self.ahead(staying=staying)
         need_H = ahead_H + demand_H + z * np.sqrt(np.maximum(spread_H + variance_H, 0.0))

@@ -3,14 +3,14 @@
 Legend: B bins of response length, R rollouts seen, G prompt groups, H horizons, U grid points of a group's common
 factor, all lengths in response tokens (everything after the prompt).
 
-Counting only finished rollouts would be wrong early in a step, when only the short ones have ended. So the estimate
-is a hazard per bin of length, deaths over rollouts at risk (Kaplan and Meier 1958), to which a rollout still running
-contributes what it has survived. A rollout cut by its budget counts as survived: the budget is known anyway.
+Counting only finished rollouts would be biased early in a step, when only short ones have ended. So the estimate is a
+hazard per bin of length, deaths over rollouts at risk (Kaplan and Meier 1958), to which a running rollout contributes
+the length that it has survived. A rollout cut by its budget counts as survived: the budget is known anyway.
 
-Siblings of a prompt are alike. Lengths are turned into normal scores by the population's own survival, and a sibling's
-score is `r u + sqrt(1 - r^2) e` with `u` common to its group and `e` its own, both standard normal: the one-factor
-Gaussian copula (Li 2000). Whatever the population's shape, nothing else is assumed of it. A group's `u` is known by its
-posterior on a grid, from ends and from survival; `r^2` is the likeliest of a few values.
+Siblings have similar lengths. The population's survival maps lengths to normal scores, and a sibling's score is
+`r u + sqrt(1 - r^2) e` with `u` common to its group and `e` its own, both standard normal: the one-factor Gaussian
+copula (Li 2000). It assumes nothing about the population's distribution. A group's `u` has a posterior on a grid, from
+ends and from survival; `r^2` is the likeliest of a few values.
 """
 
 from collections.abc import Sequence
@@ -23,24 +23,24 @@ from scipy.special import log_ndtr, ndtri
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended
-PRIOR_ENDS = 2.0  # weight of what was assumed about a bin before a step, or before the run [rollouts that ended there]
+PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before any rollout has ended
+PRIOR_ENDS = 2.0  # weight of the rate assumed for a bin before a step or the run [rollouts that ended in it]
 ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
-FIRST_ALIKENESS = 0.35  # until enough has ended to tell
+FIRST_ALIKENESS = 0.35  # until enough rollouts have ended
 FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
 PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
 LEAST_LOG = -60.0  # a smaller survival counts as this
-MOST_COUNTED = 2.0**53  # a float counts one by one up to here, and nothing that was counted is more
+MOST_COUNTED = 2.0**53  # a float is an exact count up to here; no count is larger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
     """The statistics of ended rollouts; an estimate with the same budget can load them."""
 
-    deaths_B: tuple[float, ...]  # faded, ...
+    deaths_B: tuple[float, ...]  # decayed, ...
     tokens_B: tuple[float, ...]  # ... and at risk, as the deaths are
     alikeness: float  # r^2
-    fit_at: float  # deaths seen when it is fitted next
+    fit_at: float  # number of deaths at which it is fitted next
 
     def __post_init__(self) -> None:
         for name, counts in (("deaths_B", self.deaths_B), ("tokens_B", self.tokens_B)):
@@ -74,18 +74,18 @@ class LengthEstimate:
         self._free: list[int] = []
         self._age_R: Floats = np.zeros(64)
         self._group_R: NDArray[np.int64] = np.full(64, -1)
-        self._ended_R: NDArray[np.bool_] = np.zeros(64, dtype=bool)  # by the policy's own choice
+        self._ended_R: NDArray[np.bool_] = np.zeros(64, dtype=bool)  # by the policy, not cut
         self._size = 0
-        self.observations = 0  # since the start; callers refresh when it has moved on enough
-        self.alikeness = FIRST_ALIKENESS  # r^2: 0: siblings tell nothing of each other, 1: all
-        self._fit_at = 64.0  # deaths seen when it is fitted next
+        self.observations = 0  # since the start; callers refresh after enough new ones
+        self.alikeness = FIRST_ALIKENESS  # r^2; 0: siblings are independent, 1: they have equal scores
+        self._fit_at = 64.0  # number of deaths at which it is fitted next
         self._survival_BU: Floats = np.zeros((NUM_BINS + 1, len(FACTOR_U)))  # log survival at the edges
         self._factor_GU: Floats = np.zeros((0, len(FACTOR_U)))  # posterior of each group's factor
         self.refresh()
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
     def add_group(self, group_id: str) -> int:
-        """The group's index, new or known; good until `forget_finished`."""
+        """The index of a new or known group; valid until `forget_finished`."""
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = len(self._members)
@@ -115,7 +115,7 @@ class LengthEstimate:
         self.observations += 1
 
     def survive(self, row_N: NDArray[np.int64], age_N: Floats) -> None:
-        """These rollouts have this age, and continue."""
+        """Set the ages of rollouts that continue."""
         self._age_R[row_N] = age_N
 
     def end(self, row: int, age: float, *, truncated: bool) -> None:
@@ -132,14 +132,14 @@ class LengthEstimate:
         self._free.append(row)
 
     def add_history(self, ended: Sequence[tuple[str, float, bool]]) -> None:
-        """Lengths from before: (group, response tokens, truncated), of an earlier step or run."""
+        """Add lengths of an earlier step or run: (group, response tokens, truncated)."""
         for group_id, age, truncated in ended:
             self.end(self.start(self.add_group(f"past/{group_id}"), 0.0), age, truncated=truncated)
         self.refresh()
         self.forget_finished(keep=1.0)
 
     def forget_finished(self, keep: float = 0.5) -> None:
-        """A new policy version: fold groups without a live rollout into the past, which counts `keep` from now on."""
+        """A new policy version: add groups without a live rollout to the past, and multiply its counts by `keep`."""
         deaths_B, tokens_B = self._known_of_ended()
         self._past_deaths_B, self._past_tokens_B = keep * deaths_B, keep * tokens_B
         names = [name for name, group in self._groups.items() if self._members[group]]
@@ -150,14 +150,14 @@ class LengthEstimate:
         group_R = self._group_R[: self._size]
         self._group_R[: self._size] = np.where(group_R >= 0, renumbered[group_R], -1)
         if not names:
-            self._size = 0  # rows are given out from the first: sums of floats depend on their order
+            self._size = 0  # assign rows from the first again: sums of floats depend on their order
         self._free = [int(row) for row in np.flatnonzero(self._group_R[: self._size] < 0)]
         self.refresh()
 
     def past(self) -> Past:
-        """What is known of groups without a live rollout, for another estimate (`load_past`).
+        """The statistics of groups without a live rollout, for another estimate (`load_past`).
 
-        It has not faded yet: the next policy version lets it fade, in both estimates.
+        They have not decayed yet: the next policy version decays them, in both estimates.
         """
         deaths_B, tokens_B = self._known_of_ended()
         return Past(
@@ -168,15 +168,15 @@ class LengthEstimate:
         )
 
     def load_past(self, past: Past) -> None:
-        """Replace what is known of groups without a live rollout."""
+        """Replace the statistics of groups without a live rollout."""
         self.forget_finished()
         self._past_deaths_B, self._past_tokens_B = np.array(past.deaths_B), np.array(past.tokens_B)
         self.alikeness, self._fit_at = past.alikeness, past.fit_at
         self.refresh()
 
-    # -- what is learned ------------------------------------------------------------------------------------------
+    # -- fitting --------------------------------------------------------------------------------------------------
     def _known_of_ended(self) -> tuple[Floats, Floats]:
-        """Deaths and tokens at risk per bin: those of the past, and of groups without a live rollout."""
+        """Deaths and tokens at risk per bin: of the past, and of groups without a live rollout."""
         done_G = np.array([count == 0 for count in self._members], dtype=bool)
         group_R = self._group_R[: self._size]
         gone_R = (group_R >= 0) & done_G[group_R] if len(done_G) else np.zeros(self._size, dtype=bool)
@@ -227,7 +227,7 @@ class LengthEstimate:
         score_B = ndtri(-np.expm1(-np.clip(marginal_B1[1:], 1e-12, 30.0)))
         own_BU = (score_B[:, None] - np.sqrt(alikeness) * FACTOR_U) / np.sqrt(1.0 - alikeness)
         survival_BU = np.concatenate([np.zeros((1, len(FACTOR_U))), np.maximum(log_ndtr(-own_BU), LEAST_LOG)])
-        # An end counts with the chance to end in its bin; a survivor with the chance to come as far as it has.
+        # An end counts with the probability to end in its bin; a survivor with the probability to reach its age.
         drop_BU = np.maximum(survival_BU[:-1] - survival_BU[1:], 1e-12)
         death_BU = survival_BU[:-1] + np.log(-np.expm1(-drop_BU))
         into_R1 = np.minimum((age_R - self.edges_B1[bin_R]) / self._widths_B[bin_R], 1.0)[:, None]
@@ -244,10 +244,10 @@ class LengthEstimate:
         total_G1 = factor_GU.sum(axis=1, keepdims=True)
         return survival_BU, factor_GU / total_G1, float((most_G1 + np.log(total_G1)).sum())
 
-    # -- what is asked --------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
     @property
     def has_history(self) -> bool:
-        """An earlier step is known, and has not faded to less than one rollout."""
+        """True if an earlier step is known and has not decayed to less than one rollout."""
         began = self._past_deaths_B.sum() + self._past_tokens_B[-1] / self._widths_B[-1]
         return bool(began >= 1.0)
 
@@ -256,14 +256,14 @@ class LengthEstimate:
         return len(self._members)
 
     def survival(self, group_N: NDArray[np.int64], age_N: Floats, horizon_H: Floats) -> Floats:
-        """[N, H]: the chance that a rollout of this group and age is alive `horizon` response tokens later."""
+        """[N, H]: the probability that a rollout of this group and age is alive `horizon` response tokens later."""
         return self.survivals(group_N, age_N, horizon_H, pairs=False)[0]
 
     def survivals(
         self, group_N: NDArray[np.int64], age_N: Floats, horizon_H: Floats, *, pairs: bool = True
     ) -> tuple[Floats, Floats]:
         """[N, H] twice: survival, and its covariance between two siblings of this age (they share a factor)."""
-        if len(self._factor_GU) < len(self._members):  # groups that came after the last refresh
+        if len(self._factor_GU) < len(self._members):  # groups that are newer than the last refresh
             unseen = np.broadcast_to(PRIOR_U, (len(self._members) - len(self._factor_GU), len(PRIOR_U)))
             self._factor_GU = np.concatenate([self._factor_GU, unseen])
         later_NH = age_N[:, None] + horizon_H[None, :]

@@ -12,12 +12,12 @@ from scheduler.json_records import read_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedLengths:
-    """Of rollouts under one pair of budgets."""
+    """The statistics of rollouts under one pair of budgets."""
 
     max_response_tokens: int
     max_turns: int
     sampled_tokens: float  # by rollouts that have ended, ...
-    response_tokens: float  # ... and what their responses held, tools' text included
+    response_tokens: float  # ... and tokens of their responses, tools' text included
     past: Past
 
     def __post_init__(self) -> None:
@@ -27,12 +27,12 @@ class LearnedLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCounts:
-    """Counts since a run's start, which bound the cost of moves."""
+    """Counts since the run's start, which limit the cost of moves."""
 
     generated_tokens: int
     turns: int
-    moved_tokens: int  # contexts computed again because of moves
-    preempted_tokens: int  # contexts that engines have thrown away
+    moved_tokens: int  # contexts recomputed because of moves
+    preempted_tokens: int  # contexts that engines have discarded
 
     def __post_init__(self) -> None:
         _check_range(self, "generated_tokens", "turns", "moved_tokens", "preempted_tokens")
@@ -40,10 +40,10 @@ class MoveCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """All of it."""
+    """The whole state."""
 
     lengths: tuple[LearnedLengths, ...]
-    admissions: int  # since a run's start: ties rotate with them
+    admissions: int  # since the run's start: ties rotate with them
     moves: MoveCounts
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Lengths of live rollouts as estimated, and the KV that they will need.
+"""Estimated lengths of live rollouts, and the KV that they will need.
 
 Legend: H horizons (tokens of growth from now), N rollouts, G prompt groups under one pair of budgets.
 
-Running rollouts grow in lock-step, one token per decode step, so "h tokens from now" is one moment for all of them. At
-that moment a rollout with response a is alive with probability P(h) (`estimate.py`) and holds a + h tokens beside its
+Running rollouts grow together, one token per decode step, so "h tokens from now" is the same time for all of them. At
+that time a rollout with response a is alive with probability P(h) (`estimate.py`) and holds a + h tokens besides its
 prompt.
 """
 
@@ -26,22 +26,22 @@ Rows = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True, slots=True)
 class FreshRows:
-    """The demand that a fresh rollout of each group would add to a replica, at every horizon and at most."""
+    """The demand that a fresh rollout of each group would add to a replica, per horizon, and its maximum."""
 
     demand_GH: Floats
     variance_GH: Floats
     shared_GH: Floats  # covariance with one sibling there
-    peaks_G: list[tuple[float, float, float]]  # of the three, over the horizons
+    peaks_G: list[tuple[float, float, float]]  # maxima of the three over the horizons
     length_G: Floats  # expected response tokens
 
 
 @dataclass(slots=True, eq=False)
 class Budgets:
-    """Rollouts under one pair of budgets (response tokens and turns), which have their own estimate."""
+    """Rollouts under one pair of budgets (response tokens and turns), with a separate estimate."""
 
     estimate: LengthEstimate
     sampled_tokens: float  # by rollouts that have ended, ...
-    response_tokens: float  # ... and what their responses held, tools' text included
+    response_tokens: float  # ... and tokens of their responses, tools' text included
     live: int = 0  # rollouts that have not ended
     fresh: FreshRows | None = None  # of the groups known at the last refresh
 
@@ -55,12 +55,12 @@ class Budgets:
         self.response_tokens += response_tokens
 
     def fresh_of(self, group: "Group") -> FreshRows | None:
-        """None: the group came after the last refresh."""
+        """None: the group is newer than the last refresh."""
         return self.fresh if self.fresh is not None and group.index < len(self.fresh.peaks_G) else None
 
 
 def rows(size_NH: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floats | float) -> tuple[Floats, Floats]:
-    """Demand and its variance [N, H] of rollouts that hold `size` where they are alive."""
+    """Demand and its variance [N, H] of rollouts that hold `size` while they are alive."""
     return size_NH * alive_NH, size_NH * size_NH * (alive_NH * (1.0 - alive_NH) + siblings_N1 * shared_NH)
 
 
@@ -79,7 +79,7 @@ class Group:
 
 
 class Lengths:
-    """All groups with a live rollout, and the estimates behind them."""
+    """All groups with a live rollout, and their estimates."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -87,11 +87,11 @@ class Lengths:
         self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
         self._budgets: dict[tuple[int, int], Budgets] = {}
         self._learnt_at = -1
-        self._observed = 0  # of this step
+        self._observed = 0  # in this step
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
     def track(self, rollout: Rollout) -> Group:
-        """The rollout's group; adds either if it is new."""
+        """The rollout's group; adds the rollout and the group if they are new."""
         load = rollout.load
         group = self.groups.get(load.group_id)
         if group is None:
@@ -115,7 +115,7 @@ class Lengths:
         self.group_of(rollout).budgets.estimate.grow(rollout.length_row, rollout.load.generated_tokens)
 
     def leave(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
-        """It left its replica: for good (`ended`), or to wait again."""
+        """The rollout left its replica: it has ended (`ended`), or waits again."""
         self._observed += 1
         if ended:
             budgets, load = self.group_of(rollout).budgets, rollout.load
@@ -131,7 +131,7 @@ class Lengths:
     def add_history(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
     ) -> None:
-        """Lengths of an earlier step or run: (group, sampled tokens, truncated), and response tokens for each."""
+        """Add lengths of an earlier step or run: (group, sampled tokens, truncated), with response tokens per token."""
         budgets = self._budgets_of(max_response_tokens, max_turns)
         budgets.estimate.add_history(ended)
         sampled_tokens = sum(sampled for _, sampled, _ in ended)
@@ -139,7 +139,7 @@ class Lengths:
         self._renumber()
 
     def learned(self) -> tuple[LearnedLengths, ...]:
-        """Of every pair of budgets."""
+        """The statistics of every pair of budgets."""
         return tuple(
             LearnedLengths(
                 max_response_tokens=max_response_tokens,
@@ -152,7 +152,7 @@ class Lengths:
         )
 
     def load_learned(self, learned: Sequence[LearnedLengths]) -> None:
-        """Replace all that is known of rollouts that have ended."""
+        """Replace the statistics of all rollouts that have ended."""
         named = {(one.max_response_tokens, one.max_turns) for one in learned}
         self._budgets = {pair: budgets for pair, budgets in self._budgets.items() if budgets.live or pair in named}
         self._set_horizons()
@@ -163,7 +163,7 @@ class Lengths:
         self._renumber()
 
     def new_policy_version(self) -> None:
-        """The weights changed: known lengths fade, and what was observed under the old ones delays no learning."""
+        """The weights changed: known lengths decay, and observations under the old ones do not delay learning."""
         self._observed = 0
         for budgets in self._budgets.values():
             budgets.estimate.forget_finished()
@@ -176,13 +176,13 @@ class Lengths:
         self._renumber()
 
     def stale(self) -> None:
-        """There are new groups, or other horizons: refresh before the next decision."""
+        """Groups or horizons have changed: refresh before the next decision."""
         self._learnt_at = -1
 
     def _budgets_of(self, max_response_tokens: int, max_turns: int) -> Budgets:
         budgets = self._budgets.get((max_response_tokens, max_turns))
         if budgets is None:
-            # One rollout without tool text is the prior: the first that end are short, and may hold little else.
+            # One rollout without tool text is the prior: the first that end are short, and may be mostly tool text.
             most, estimate = float(max_response_tokens), LengthEstimate(max_response_tokens)
             budgets = self._budgets[max_response_tokens, max_turns] = Budgets(estimate, most, most)
             if max_response_tokens > self.horizons_H[-1]:
@@ -190,7 +190,7 @@ class Lengths:
         return budgets
 
     def _set_horizons(self) -> None:
-        """The horizons reach to the longest budget, dense where most is certain."""
+        """The horizons reach to the longest budget; near ones, which are more certain, are denser."""
         longest = max((most for most, _ in self._budgets), default=0)
         self.horizons_H = longest * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
         self.stale()
@@ -204,7 +204,7 @@ class Lengths:
             del self.groups[rollout.load.group_id]
 
     def _renumber(self) -> None:
-        """The estimates have dropped finished groups, and number the others again."""
+        """The estimates have dropped finished groups: update the indices of the others."""
         for group_id, group in self.groups.items():
             group.index = group.budgets.estimate.add_group(group_id)
         self.stale()
@@ -212,9 +212,9 @@ class Lengths:
     def leaks(self) -> list[str]:
         return [f"group {group_id!r} still has {group.live} live" for group_id, group in self.groups.items()]
 
-    # -- what is learned ------------------------------------------------------------------------------------------
+    # -- learning -------------------------------------------------------------------------------------------------
     def learn(self) -> bool:
-        """Refresh the estimates, where enough has been seen since the last time."""
+        """Refresh the estimates if there are enough observations since the last time; True if it did."""
         patience = max(min(LEARN_EVERY, 4 + len(self.groups) // 4), self._observed // 100)
         if self._learnt_at >= 0 and self._observed < self._learnt_at + patience:
             return False
@@ -240,7 +240,7 @@ class Lengths:
         return True
 
     def _note_survivors(self) -> None:
-        """Give the estimates the ages of all residents: counting ends alone would bias them."""
+        """Give the estimates the ages of all residents: counting only ends would bias them."""
         ages: dict[Budgets, tuple[list[int], list[float]]] = {budgets: ([], []) for budgets in self._budgets.values()}
         for replica in self.state.replicas.values():
             for rollout in replica.residents.values():
@@ -250,10 +250,10 @@ class Lengths:
         for budgets, (rows, known) in ages.items():
             budgets.estimate.survive(np.array(rows, dtype=np.int64), np.array(known))
 
-    # -- what is asked --------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
     def expected_life(self) -> tuple[float, float]:
-        """Of a fresh rollout, over all groups: tokens of prompt and response at its end, and those it samples; ones
-        where there is no group."""
+        """Means over fresh rollouts of all groups: tokens of prompt and response at the end, and sampled tokens; ones
+        if there is no group."""
         known = [(group, group.budgets.fresh_of(group)) for group in self.groups.values()]
         lives = [(group.prompt_tokens, fresh.length_G[group.index]) for group, fresh in known if fresh is not None]
         if not lives:
@@ -262,7 +262,7 @@ class Lengths:
         return prompt + sampled, sampled
 
     def _sizes(self, budgets: Budgets, response_N: Floats) -> Floats:
-        """KV tokens [N, H] beside the prompt while it lives; half a block is lost to rounding by every rollout."""
+        """KV tokens [N, H] besides the prompt while alive; rounding up costs every rollout half a block."""
         grown_NH = response_N[:, None] + budgets.growth * self.horizons_H
         return np.minimum(grown_NH, budgets.estimate.max_response_tokens) + self.state.block_tokens / 2
 
@@ -271,7 +271,7 @@ class Lengths:
         group, load = self.group_of(rollout), rollout.load
         if load.response_tokens == 0:
             fresh = group.budgets.fresh_of(group)
-            if fresh is None:  # resident where its replica registered, before anything was learned
+            if fresh is None:  # already resident when its replica registered, before any learning
                 self.stale()
                 self.learn()
                 fresh = group.budgets.fresh_of(group)
@@ -284,7 +284,7 @@ class Lengths:
         return demand_1H[0], variance_1H[0], shared_1H[0] * size_1H[0] ** 2
 
     def peaks_of(self, rollout: Rollout) -> tuple[float, float, float]:
-        """Demand, variance and covariance with a sibling, at most."""
+        """The maxima of demand, variance and covariance with a sibling."""
         group = self.group_of(rollout)
         fresh = group.budgets.fresh_of(group)
         if rollout.load.response_tokens == 0 and fresh is not None:
@@ -293,7 +293,7 @@ class Lengths:
         return float(demand_H.max()), float(variance_H.max()), float(shared_H.max())
 
     def rows_at(self, rollouts: Sequence[Rollout], decode_step: float, replica_index: int) -> tuple[Floats, Floats]:
-        """Demand and variance [N, H] of a replica's residents, at their ages now; they are noted as alive."""
+        """Demand and variance [N, H] of a replica's residents at their current ages, which the estimates receive."""
         groups = [self.group_of(rollout) for rollout in rollouts]
         age_N = np.array([rollout.sampled_at(decode_step) for rollout in rollouts])
         response_N = np.array([rollout.response_at(decode_step) for rollout in rollouts])

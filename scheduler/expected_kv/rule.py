@@ -1,4 +1,4 @@
-"""The placement rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
+"""The placement rule: admit while residents' KV demand stays below capacity, now and later, at a given risk."""
 
 import heapq
 from collections import OrderedDict
@@ -12,24 +12,24 @@ from scheduler.records import Move
 from scheduler.rules import Change, PlacementRule
 from scheduler.state import Replica, Rollout, State
 
-RELIEF_SHARE = 0.008  # tokens computed again because of moves, at most, of all generated; once engines
-# preempt, as much again as they have thrown away
+RELIEF_SHARE = 0.008  # limit of tokens recomputed because of moves, of all generated; when engines
+# preempt, plus as many tokens as they have discarded
 PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
-WAIT_Z = 0.0  # the same, to send some back to wait: they do so only where an overflow is more likely than not
-LEAD_TURNS = 1.0  # a rollout that is asked to leave does so at the end of its turn
+WAIT_Z = 0.0  # the same, to send rollouts back to wait: only if an overflow is more likely than not
+LEAD_TURNS = 1.0  # a rollout that is asked to leave stays until the end of its turn
 
 RELIEVED = "moved here, before the cache of its replica overflows"
 
 
 class Moves:
-    """Looks at rollouts that have ended a turn since the last look."""
+    """Decides on moves of rollouts that have ended a turn since the last decision."""
 
     def __init__(self, state: State, room: Room, caution: Caution) -> None:
         self.state = state
         self._room = room
         self._caution = caution
         self._turned: list[Rollout] = []
-        self._bound_for: dict[str, str] = {}  # of those asked to leave and not there yet: id, replica
+        self._bound_for: dict[str, str] = {}  # rollouts that were asked to move and have not arrived: id, replica
         self._turns = 0
         self._moved_tokens = 0
         self._preempted_tokens = 0
@@ -40,12 +40,12 @@ class Moves:
         self._turns += 1
 
     def arrived(self, rollout: Rollout) -> None:
-        """It runs on a replica, or is over."""
+        """The rollout runs on a replica, or has ended."""
         if (target := self._bound_for.pop(rollout.load.rollout_id, None)) is not None:
             self._room.expect_no_longer(rollout, target)
 
     def preempted(self, replica: Replica, times: int) -> None:
-        """The engine drops contexts: as many tokens may be spent on relief, which recomputes each context once."""
+        """The engine drops contexts: as many tokens may be spent on moves, which recompute each context once."""
         contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
         self._preempted_tokens += times * contexts // max(1, len(replica.residents))
 
@@ -62,13 +62,13 @@ class Moves:
         )
 
     def load_counts(self, before: MoveCounts) -> None:
-        """Continue counting from these."""
+        """Continue from these counts."""
         self._generated_before = before.generated_tokens - self.state.generated_tokens
         self._turns, self._moved_tokens = before.turns, before.moved_tokens
         self._preempted_tokens = before.preempted_tokens
 
     def decide(self) -> Sequence[Move]:
-        """Away from a replica that is about to overflow. From one that overflows all the same, some wait again."""
+        """Moves away from replicas that are about to overflow. If one overflows nevertheless, some rollouts wait."""
         turned, self._turned = self._turned, []
         moves: list[Move] = []
         overfull: dict[str, Replica] = {}
@@ -98,10 +98,10 @@ class Moves:
         return Move(rollout.load.rollout_id, source.replica_id, target)
 
     def _sent_to_wait(self, source: Replica) -> list[Move]:
-        """The shortest contexts of a replica that overflows before its residents have ended another turn.
+        """Send back the shortest contexts of a replica that overflows before its residents end another turn.
 
-        An engine out of blocks takes them from contexts whose rollouts are at a tool, and computes those again at every
-        turn; a context that waits is computed once.
+        An engine without free blocks takes them from contexts whose rollouts wait for a tool, and recomputes those at
+        every turn; a context that waits is recomputed once.
         """
         turn_tokens = self._generated_tokens / max(1, self._turns)
         stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
@@ -115,7 +115,7 @@ class Moves:
         return moves
 
     def _relief(self, rollout: Rollout, source: Replica) -> str | None:
-        """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
+        """The replica with the lowest expected peak, if it stays below its cache and the source with the rollout."""
         others = [r for r in self.state.open() if r is not source and r.has_seat]
         target = min(others, key=lambda r: self._room.peak(r, PRESSED_Z) / r.kv_capacity_tokens, default=None)
         if target is None:
@@ -152,7 +152,7 @@ class AdmissionOrder:
                     self._resumed.move_to_end(other.load.rollout_id)
 
     def remove(self, rollout: Rollout) -> None:
-        """It waits no longer: it runs on a replica, or was cancelled."""
+        """The rollout no longer waits: it runs on a replica, or was cancelled."""
         self._resumed.pop(rollout.load.rollout_id, None)
         group = self._lengths.group_of(rollout)
         if group.fresh.pop(rollout.load.rollout_id, None) is not None:
@@ -185,7 +185,7 @@ class AdmissionOrder:
         return next(iter(self._ranked[0][-1].fresh.values())) if self._ranked else None
 
     def take(self, rollout: Rollout) -> None:
-        """It starts now."""
+        """The rollout is admitted now."""
         self.taken += 1
         if self._resumed.pop(rollout.load.rollout_id, None) is not None:
             return
@@ -199,7 +199,7 @@ class AdmissionOrder:
 
 
 class ExpectedKV(PlacementRule):
-    """Fill every replica to the brim of its expected KV; the longest-expected groups start first."""
+    """Fill every replica up to its expected KV capacity; groups with the longest expected length start first."""
 
     name = "expected_kv"
 
@@ -231,12 +231,12 @@ class ExpectedKV(PlacementRule):
             assert rollout.replica is not None
             self._moves.arrived(rollout)
             self._room.admitted(rollout, rollout.replica)
-            self._order.remove(rollout)  # one that is resident where its replica registered was not picked
+            self._order.remove(rollout)  # `pick` has not removed one that was resident when its replica registered
         elif change is Change.TURN_ENDED:
             self.lengths.grow(rollout)
             self._moves.turn_ended(rollout)
         elif change is Change.WITHDRAWN:
-            if rollout.length_row >= 0:  # else it was never queued
+            if rollout.length_row >= 0:  # otherwise it was never queued
                 self._moves.arrived(rollout)
                 self._order.remove(rollout)
                 self.lengths.withdraw(rollout)
@@ -253,7 +253,7 @@ class ExpectedKV(PlacementRule):
         self._room.measure(replica)
 
     def new_policy_version(self) -> None:
-        """The weights changed, and a step has ended: the rollouts that are live now are the next ones'."""
+        """The weights changed and a step has ended: rollouts that are live now belong to later steps."""
         self.lengths.new_policy_version()
 
     def replicas_changed(self) -> None:
@@ -270,10 +270,10 @@ class ExpectedKV(PlacementRule):
     def reserved_tokens(self, replica: Replica) -> int:
         return self._room.reserved_tokens(replica)
 
-    # -- what no other rule has -----------------------------------------------------------------------------------
+    # -- methods of this rule only --------------------------------------------------------------------------------
     @property
     def risk(self) -> float:
-        """Share of rollouts that the rule lets an engine preempt."""
+        """Share of rollouts that the rule allows an engine to preempt."""
         return self.caution.risk
 
     def leaks(self) -> list[str]:
@@ -281,7 +281,7 @@ class ExpectedKV(PlacementRule):
         return [*self.lengths.leaks(), *self._room.leaks(), *self._order.leaks()]
 
     def learned(self) -> Learned:
-        """What outlives a step, for a checkpoint and for another incarnation of the balancer."""
+        """The state that outlives a step, for a checkpoint and for another incarnation of the balancer."""
         return Learned(
             lengths=self.lengths.learned(),
             admissions=self._order.taken,
@@ -289,7 +289,7 @@ class ExpectedKV(PlacementRule):
         )
 
     def load_learned(self, learned: Learned) -> None:
-        """Replace what it has learned; pairs of budgets with live rollouts that are not in it are kept."""
+        """Replace the learned state; pairs of budgets with live rollouts that are not in it are retained."""
         self.lengths.load_learned(learned.lengths)
         self._order.taken = learned.admissions
         self._moves.load_counts(learned.moves)

@@ -1,7 +1,7 @@
-"""What fits on which GPUs, and the cost of a step: computed from a model's shape and a GPU's data sheet, not measured.
+"""What fits on which GPUs, and the time of a step: computed from a model's shape and a GPU's data sheet, not measured.
 
-GB are 1e9 bytes. Times are those of `scheduler.planner.step_time`, with a range from the shares of a peak that are
-assumed; calibrate against your own GPUs before relying on them.
+GB are 1e9 bytes. Times are from `scheduler.planner.step_time`, with a range for the assumed shares of peak
+performance; calibrate them with your GPUs before you rely on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ from scheduler.traces.stage_traces import StageShape, synthetic
 from scheduler.traces.trace import TraceRollout
 
 GPU_SIZES_GB = tuple(sorted({gpu.memory_gb for gpu in GPUS.values()}))
-LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would be mostly overhead
-LORA_RANK = 32  # offered where the full model does not fit
-MEMORY_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of an engine; offered where the one given does not do
+LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not suggested: a pass would be mostly overhead
+LORA_RANK = 32  # suggested if the full model does not fit
+MEMORY_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of an engine; suggested if the given one does not fit
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
-STALENESS = (0, 1, 2)  # that are compared
-WORTH = 0.93  # of a step's time, above which a larger staleness is not recommended: older tokens may teach less
+STALENESS = (0, 1, 2)  # values that are compared
+WORTH = 0.93  # a larger staleness is recommended only if a step takes less than this share: older tokens may be worse
 ENGINE_OWN_GB = 2.7  # of an engine's share, for vLLM's activations, CUDA graphs and context
 
 # The defaults of a run.
@@ -45,14 +45,14 @@ ANCHOR_PASSES = 1 if RUN.optimizer.updates_per_step > 1 else 0  # old log-probs 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Which GPUs engines and learner ranks get, and the settings of both."""
+    """The GPUs of engines and learner ranks, and the settings of both."""
 
     engine_gpus: int
     learner_gpus: int
     colocated: bool  # an engine and a learner rank share every GPU
     engine: EngineConfig
     learner: LearnerConfig
-    takes_rest: bool = False  # an engine takes all memory that is left, whatever `gpu_memory_share` says
+    takes_rest: bool = False  # an engine takes all free memory, regardless of `gpu_memory_share`
 
     @property
     def tensor_parallel(self) -> int:
@@ -60,12 +60,12 @@ class Pools:
 
     @property
     def memory_share(self) -> float:
-        """Of a GPU, that its engine takes for weights and KV; 0: all that is left."""
+        """The share of a GPU that its engine takes for weights and KV; 0: all free memory."""
         return 0.0 if self.takes_rest else self.engine.gpu_memory_share
 
     @property
     def sleeps(self) -> bool:
-        """Whether an engine gives its memory to the learner while that learns."""
+        """Whether an engine frees its memory while the learner updates."""
         return self.engine.sleep and self.colocated
 
     def with_engine(self, **values: Any) -> "Pools":
@@ -77,15 +77,15 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """GB on one GPU."""
+    """Memory of one GPU, in GB."""
 
     engine_weights: float
     trained_state: float  # with hpZ's copy of the weights
-    buckets: float  # in which gradients are added up over ranks
+    buckets: float  # for the reduction of gradients over ranks
     activations: float
     runtime: float
-    kv: float  # what is left; negative: it does not fit
-    sleeps: bool  # the engine's part and that of an update are not held at one time
+    kv: float  # the rest; negative: it does not fit
+    sleeps: bool  # the engine's part and an update's part are not held at the same time
 
     @property
     def total(self) -> float:
@@ -95,17 +95,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """One way to share the GPUs, and what a step costs there."""
+    """One way to share the GPUs, and the time of a step with it."""
 
     name: str
     engine_gpus: int
     learner_gpus: int
     memory: Memory  # of a GPU with an engine
     kv_tokens_per_replica: int
-    in_flight: int  # rollouts that all replicas hold together at mean length
-    tools_s: float  # waiting for tools in a mean rollout
+    in_flight: int  # number of rollouts of mean length that all replicas hold together
+    tools_s: float  # mean time that a rollout waits for tools
     expected: StepTime
-    least_s: float  # of a step, by the optimistic shares of a peak
+    least_s: float  # of a step, with the optimistic shares of peak performance
     most_s: float
     problems: tuple[str, ...] = ()
     weight_way: WeightWay = "object_store"  # how new weights reach the engines
@@ -122,12 +122,12 @@ class PoolPlan:
 
 
 def logits_gb(vocabulary: int, tokens: int) -> float:
-    """Of one chunk, in the backward pass: log-probs, their gradients and the entropy's part of these, in float32."""
+    """One chunk in the backward pass: log-probs, their gradients and those of the entropy, in float32."""
     return 3 * min(LOGITS_CHUNK_TOKENS, tokens) * vocabulary * 4 / GB
 
 
 def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
-    """Checkpointed: every layer's input, one layer's inside twice over, one chunk of logits, one gathered layer."""
+    """With checkpointing: every layer's input, one layer's activations twice, a chunk of logits, a gathered layer."""
     kept = micro_batch_tokens * model.hidden * 2 * model.layers
     layer = 2 * micro_batch_tokens * (8 * model.hidden + 3 * model.intermediate) * 2
     gathered = 2 * (model.parameters / model.layers + model.vocabulary * model.hidden) * 2
@@ -135,7 +135,7 @@ def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
 
 
 def way_of(pools: Pools) -> WeightWay:
-    """How weights get from these ranks to these engines where nothing else is asked for."""
+    """The default transfer of weights from these ranks to these engines."""
     if pools.learner.lora_rank:
         return "object_store"
     if not pools.colocated:
@@ -144,7 +144,7 @@ def way_of(pools: Pools) -> WeightWay:
 
 
 def pools_of(config: RunConfig, *, engine_gpus: int, learner_gpus: int, colocated: bool) -> Pools:
-    """The settings of a run, on this many GPUs."""
+    """The settings of a run on this many GPUs."""
     return Pools(
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
@@ -155,7 +155,7 @@ def pools_of(config: RunConfig, *, engine_gpus: int, learner_gpus: int, colocate
 
 
 def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan:
-    """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
+    """Memory, KV and times of one step, which generates `rollouts` and trains on a share of them (GRPO-RoC)."""
     kv_tokens, sample = kv_tokens_of(model, gpu, pools), _sample(stage)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
@@ -182,7 +182,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
 def step_time(
     model: ModelShape, gpu: Gpu, shares: Shares, pools: Pools, *, stage: StageShape, rollouts: int
 ) -> StepTime:
-    """Of one step at these shares of the GPU's peaks."""
+    """The time of one step with these shares of the GPU's peak performance."""
     sample, learner, replicas = _sample(stage), pools.learner, _replicas(pools)
     generated = generation(
         model,
@@ -217,11 +217,11 @@ def step_time(
 def stale_steps(
     model: ModelShape, gpu: Gpu, pools: Pools, synchronous: StepTime, *, stage: StageShape, rollouts: int
 ) -> dict[int, float]:
-    """Seconds of a step by staleness, expected; `synchronous` are the parts of one without.
+    """Expected seconds of a step by staleness; `synchronous` is the time of a step without staleness.
 
-    On shared GPUs learner and engines are assumed to slow each other as if they took turns, so that rollouts of later
-    steps fill the tail alone. On separate GPUs they fill the learner's time first, since a step's places are free only
-    when it has ended. Engines that sleep have no staleness: it is that of engines which do not, if these fit.
+    On shared GPUs, learner and engines are assumed to slow each other as if they took turns, so that rollouts of later
+    steps only fill the tail. On separate GPUs they fill the learner's time first, since a step's seats are free only
+    when it has ended. Engines that sleep allow no staleness: the times are of engines that do not sleep, if these fit.
     """
     found = {0: synchronous.total_s}
     if pools.sleeps:
@@ -254,12 +254,12 @@ def stale_steps(
 
 
 def recommended(steps: Mapping[int, float]) -> int:
-    """The least staleness that is as good as any, nearly."""
+    """The least staleness whose step is nearly as short as the shortest."""
     return min(staleness for staleness, seconds in steps.items() if seconds * WORTH <= min(steps.values()))
 
 
 def publish_parts(model: ModelShape, gpu: Gpu, shares: Shares, pools: Pools) -> dict[str, float]:
-    """Seconds of one version, by part; of LoRA the adapters alone are sent."""
+    """Seconds to publish one version, by part; with LoRA only the adapters are sent."""
     rank = pools.learner.lora_rank
     return publish_seconds(
         gpu,
@@ -289,24 +289,24 @@ def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: StageS
 
 @lru_cache(maxsize=8)
 def _sample(stage: StageShape) -> tuple[TraceRollout, ...]:
-    """A few groups that stand for all of a stage's; many ways to share GPUs are compared on the same ones."""
+    """A few groups that represent a stage; all ways to share GPUs are compared on the same ones."""
     return tuple(synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0))
 
 
 def longest_tokens(stage: StageShape) -> int:
-    """KV of the longest rollout: a prompt may have 2,048 tokens."""
+    """KV tokens of the longest rollout: a prompt may have 2,048 tokens."""
     return stage.max_response_tokens + 2_048
 
 
 def _held(model: ModelShape, pools: Pools) -> RankBytes:
-    """By a learner rank of what is trained."""
+    """Bytes that a learner rank holds for the trained parameters."""
     trained = _trained_parameters(model, pools.learner)
     return rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.learner.zero, ranks=pools.learner_gpus)
 
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
-    """A learner rank's share of weights, gradients and the optimizer's state, and of hpZ's copy of the weights; frozen
-    weights are held alone."""
+    """A learner rank's share of weights, gradients, optimizer state, and hpZ's copy of the weights; of frozen weights
+    only the weights."""
     held, learner = _held(model, pools), pools.learner
     others = model.parameters * STATE.weight / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
     if learner.lora_rank:
@@ -315,24 +315,24 @@ def trained_gb(model: ModelShape, pools: Pools) -> float:
 
 
 def buckets_gb(model: ModelShape, pools: Pools) -> float:
-    """In which a learner rank adds up gradients over ranks."""
+    """Buckets of a learner rank for the reduction of gradients over ranks."""
     return _held(model, pools).bucket / GB
 
 
 def adapter_parameters(model: ModelShape, rank: int) -> float:
-    """Parameters of LoRA on every linear layer but the head: `rank` rows for the input, and as many for the output."""
+    """Parameters of LoRA on every linear layer but the head: `rank` rows for the input and `rank` for the output."""
     query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = 2 * (model.hidden + query) + 2 * (model.hidden + key)
     return float(model.layers * rank * (attention + 3 * (model.hidden + model.intermediate)))
 
 
 def adapters_gb(model: ModelShape, rank: int) -> float:
-    """As engines hold them, in bfloat16."""
+    """The size of adapters in engines, in bfloat16."""
     return adapter_parameters(model, rank) * STATE.weight / GB
 
 
 def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
-    """Of a GPU with an engine."""
+    """Memory of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
     activations = activations_gb(model, pools.learner.micro_batch_tokens) if pools.colocated else 0.0
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
@@ -363,7 +363,7 @@ def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
 
 
 def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
-    """What does not fit."""
+    """The parts that do not fit, as text for the user."""
     problems: list[str] = []
     kv_tokens = kv_tokens_of(model, gpu, pools)
     longest = max(longest_tokens(stage), pools.engine.max_context_tokens)  # vLLM does not start with less
@@ -374,7 +374,7 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
     update = buckets_gb(model, pools) + activations_gb(model, pools.learner.micro_batch_tokens)
     learner_gb = trained + update
     runtime = gpu.memory_gb * gpu.runtime_share
-    beside = trained if pools.sleeps else learner_gb  # of the learner, beside a running engine
+    beside = trained if pools.sleeps else learner_gb  # what the learner holds beside a running engine
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
     elif pools.colocated and pools.memory_share * gpu.memory_gb + beside + runtime > gpu.memory_gb:
@@ -386,7 +386,7 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
 
 
 def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
-    """The least single changes after which all fits, one of each kind; where there is none, pairs of changes."""
+    """The smallest single changes with which everything fits, one of each kind; if there are none, pairs of changes."""
     found: dict[str, str] = {}
     for kind, change, other_gpu, other in _changes(gpu, pools):
         if kind not in found and not lacks(model, other_gpu, stage, other):
@@ -402,10 +402,10 @@ def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> li
 
 
 def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
-    """Each change as (kind, words, result); within a kind the smallest change first."""
+    """Each change as (kind, text, result); within a kind the smallest change first."""
     gpus = pools.engine_gpus if pools.colocated else pools.engine_gpus + pools.learner_gpus
     for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
-        if parallel <= 8 and pools.engine_gpus % parallel == 0:  # the engines of one machine
+        if parallel <= 8 and pools.engine_gpus % parallel == 0:  # an engine is within one node
             words = f"--engine.tensor-parallel {parallel} instead of {pools.tensor_parallel}"
             yield "parallel", words, gpu, pools.with_engine(tensor_parallel=parallel)
     if pools.colocated and not pools.engine.sleep:
@@ -439,14 +439,14 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
 
 
 def apart(pools: Pools, engine_gpus: int, learner_gpus: int) -> Pools:
-    """Engines and ranks on separate GPUs, of which an engine takes all that there is."""
+    """Engines and ranks on separate GPUs, where an engine takes all memory."""
     return replace(pools, colocated=False, engine_gpus=engine_gpus, learner_gpus=learner_gpus, takes_rest=True)
 
 
 def best_separated(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan | None:
-    """The split of these engines' GPUs into two pools with the shortest step; None where there are too few to split."""
+    """The split of the engines' GPUs into two pools with the shortest step; None if there are too few to split."""
     gpus = pools.engine_gpus
-    step = max(1, gpus // 16 // pools.tensor_parallel) * pools.tensor_parallel  # engines are whole
+    step = max(1, gpus // 16 // pools.tensor_parallel) * pools.tensor_parallel  # whole engines only
     splits = [
         plan_pools(model, gpu, apart(pools, engine_gpus, gpus - engine_gpus), stage=stage, rollouts=rollouts)
         for engine_gpus in range(step, gpus, step)

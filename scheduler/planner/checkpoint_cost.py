@@ -1,6 +1,6 @@
 """The cost of a checkpoint, computed and not measured: bytes per rank, seconds, and disk space.
 
-A rank's copy into host memory and the gathering of the model by rank 0 keep the next step waiting; writing does not.
+The next step waits for each rank's copy to host memory and for rank 0's gathering of the model, not for writing.
 """
 
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ class Storage:
 
     copy_gb_s: float = 5.0  # from a device to its host, pageable
     rank_gb_s: float = 1.0  # written by one rank, its checksum included
-    all_gb_s: float = 10.0  # that the file system takes from all ranks together
+    all_gb_s: float = 10.0  # written by the file system for all ranks together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """Of one checkpoint, and of all that lie on the disk at one time."""
+    """The cost of one checkpoint, and of all that are on the disk at the same time."""
 
     ranks: int
-    rank_gb: float  # weights in float32 and moments, of each rank
+    rank_gb: float  # weights in float32 and moments, per rank
     model_gb: float  # the Hugging Face folder, by rank 0
     blocking_s: float
     writing_s: float  # beside the next step
     every_steps: int
     keep: int
-    best: bool  # the one with the best held-out score is kept beside these
+    best: bool  # the one with the best held-out score is retained besides these
 
     @property
     def total_gb(self) -> float:
@@ -42,15 +42,15 @@ class CheckpointPlan:
 
     @property
     def on_disk_gb(self) -> float:
-        """Checkpoints of a running stage: the kept ones and the one being written."""
+        """Checkpoints of a running stage: the retained ones and the one being written."""
         return (self.keep + self.best + 1) * self.total_gb
 
     def left_gb(self, steps: int) -> float:
-        """By a whole stage, for good: its end, and what was kept beside it."""
+        """Left on disk by a finished stage: its last checkpoint and the others retained."""
         return max(1, min(self.keep + self.best, -(-steps // self.every_steps))) * self.total_gb
 
     def written_gb(self, steps: int) -> float:
-        """By a whole stage."""
+        """Written by a whole stage."""
         return -(-steps // self.every_steps) * self.total_gb
 
     def summary(self) -> str:
@@ -74,10 +74,10 @@ def plan_checkpoint(
     storage: Storage = Storage(),
     gather_gb_s: float = HOST_GATHER_GB_S,
 ) -> CheckpointPlan:
-    """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks.
+    """Every parameter's float32 weight, and two moments of trained parameters, are divided among the ranks.
 
-    `best`: the stage is evaluated between its steps and keeps its best checkpoint too. With LoRA the exported
-    model is merged in float32, and the adapters lie beside it.
+    `best`: the stage is evaluated between its steps and retains its best checkpoint too. With LoRA the exported
+    model is merged in float32, and the adapters are beside it.
     """
     ranks, dtype, lora_rank = learner.ranks, learner.dtype, learner.lora_rank
     trained = adapter_parameters(model, lora_rank) if lora_rank else model.parameters

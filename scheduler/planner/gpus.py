@@ -1,6 +1,6 @@
-"""GPUs by their data sheets, and the shares of these peaks that the planner counts on. Nothing here is measured.
+"""GPUs by their data sheets, and the shares of peak performance that the planner assumes. Nothing here is measured.
 
-GB are 1e9 bytes. A card sold as 80 GB reports 85e9 bytes; the difference is left as a reserve.
+GB are 1e9 bytes. A card sold as 80 GB reports 85e9 bytes; the difference is a reserve.
 """
 
 from dataclasses import dataclass, replace
@@ -10,22 +10,22 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How much of a peak is reached, and what software adds; a range for each, none fitted to a step's total.
+    """Shares of peak performance, and times that software adds; each has a range, none is fitted to a step's total.
 
-    Streaming and collective kernels reach 0.75 to 0.9 of a link or of memory in vendors' own tests (STREAM, nccl-tests,
-    rccl-tests); paged attention reads smaller pieces. Software's own costs are guesses, by order of magnitude.
+    Streaming and collective kernels reach 0.75 to 0.9 of a link or of memory in vendors' tests (STREAM, nccl-tests,
+    rccl-tests); paged attention reads smaller pieces. Software's times are guesses of the order of magnitude.
     """
 
     decode_bandwidth: float = 0.6  # of memory bandwidth, by decode: weights and paged KV
     stream_bandwidth: float = 0.75  # of memory bandwidth, by element-wise kernels
     matmul: float = 1.0  # of `Gpu.matmul_tflops`
-    attention: float = 0.6  # of what matrix products reach, by attention forward and backward
+    attention: float = 0.6  # of the rate of matrix products, by attention forward and backward
     links: float = 0.75  # of NVLink, xGMI, PCIe and of the network, by collectives
-    hidden: float = 0.5  # of ZeRO's traffic, behind computation
+    hidden: float = 0.5  # of ZeRO's traffic, overlapped with computation
     launch_s: float = 2e-3  # of a decode step: scheduling, launches, sampling
-    bucket_s: float = 0.025  # of a bucket in a publish: one round of calls between rank and engine
-    rollout_s: float = 1.5e-3  # of a rollout on the head: resampling, rows, metrics, records
-    wake_s: float = 2.0  # of an engine that slept: pages mapped again, prefix cache emptied
+    bucket_s: float = 0.025  # per bucket of a publish: one round of calls between rank and engine
+    rollout_s: float = 1.5e-3  # per rollout on the head: resampling, rows, metrics, records
+    wake_s: float = 2.0  # to wake an engine: pages mapped again, prefix cache emptied
 
 
 EXPECTED = Shares()
@@ -47,10 +47,10 @@ class Gpu:
     memory_gb: float = 192.0  # as sold
     bandwidth_tb_s: float = 5.3
     tflops: float = 1_307.0  # dense bf16
-    matmul_share: float = 0.45  # of them, by large products under the power limit: AMD's libraries reach less of a peak
+    matmul_share: float = 0.45  # of `tflops`, by large products under the power limit; AMD's libraries reach less
     links_gb_s: float = 448.0  # to the node's other GPUs together, in one direction
     host_gb_s: float = 64.0  # to the host, in one direction (PCIe 5.0 x16)
-    network_gb_s: float = 50.0  # to other nodes: one 400 Gbit/s adapter a GPU
+    network_gb_s: float = 50.0  # to other nodes: one 400 Gbit/s adapter per GPU
     runtime_share: float = 0.08  # of memory: contexts, communication buffers, fragmentation
 
     @property
@@ -58,7 +58,7 @@ class Gpu:
         return self.tflops * self.matmul_share
 
     def between_gb_s(self, gpus: int) -> float:
-        """What a collective over so many GPUs has at its slowest link, for each of them."""
+        """Bandwidth per GPU of the slowest link of a collective over this many GPUs."""
         return self.links_gb_s if gpus <= GPUS_PER_NODE else min(self.links_gb_s, self.network_gb_s)
 
 
@@ -89,7 +89,7 @@ MI325X; NVIDIA B200 (HGX), H100, H200, A100 and L40S; NVIDIA Ada architecture (b
 
 
 def known_gpu(device_name: str) -> Gpu | None:
-    """The GPU that torch names like this (`torch.cuda.get_device_name`); None for one that is not in the table.
+    """The GPU with this name in torch (`torch.cuda.get_device_name`); None if it is not in the table.
 
     >>> known_gpu("NVIDIA H100 80GB HBM3").name, known_gpu("NVIDIA GeForce RTX 4090").name, known_gpu("Tesla T4")
     ('h100', 'rtx4090', None)
@@ -99,7 +99,7 @@ def known_gpu(device_name: str) -> Gpu | None:
 
 
 def nearest_gpu(memory_gb: float) -> Gpu:
-    """The peaks of the GPU in the table that is closest in memory, with this much memory.
+    """The GPU in the table that is closest in memory, with this much memory.
 
     >>> [nearest_gpu(memory_gb).name for memory_gb in (24.0, 80.0, 141.0, 192.0)]
     ['rtx4090', 'h100', 'h200', 'mi300x']

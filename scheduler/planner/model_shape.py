@@ -1,4 +1,4 @@
-"""A dense decoder's sizes, and what follows from them alone."""
+"""A dense decoder's sizes, and quantities that depend only on them."""
 
 import json
 from dataclasses import dataclass
@@ -35,18 +35,18 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> tuple[int, ...]:
-        """Of a layer's matrices, in the order of the model's files."""
+        """Parameters of each matrix of a layer, in the order of the model's files."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = (self.hidden * query, self.hidden * key, self.hidden * key, query * self.hidden)
         return (*attention, *(3 * (self.hidden * self.intermediate,)))
 
     @property
     def matmul_parameters(self) -> float:
-        """That a token is multiplied with: the layers' and the head's, not the embeddings that it is looked up in."""
+        """Parameters that a token is multiplied with: the layers' and the head's, not those of the embedding table."""
         return float(self.layers * sum(self.layer_parameters) + self.vocabulary * self.hidden)
 
     def elementwise_bytes(self, *, fused: bool) -> float:
-        """Read and written for a token by a forward pass outside matrix products and attention, in all layers.
+        """Bytes read and written per token in a forward pass outside matrix products and attention, in all layers.
 
         Unfused, as transformers computes in bf16: RMSNorm casts to float32 and back in six kernels (36 bytes an
         element), rotary embedding rotates, multiplies and adds (24), SwiGLU is two kernels (10), a residual one (6).
@@ -74,10 +74,10 @@ QWEN3_14B = ModelShape(
 
 
 def read_model(path: Path) -> ModelShape:
-    """From a dense model's `config.json`; null is as absent. Raises `ValueError` naming file and field."""
+    """Read a dense model's `config.json`; null counts as absent. Raises `ValueError` with file and field."""
     try:
         content: Any = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise ValueError(f"{path}: no JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: no JSON object")

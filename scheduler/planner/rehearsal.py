@@ -1,4 +1,4 @@
-"""Planned and measured figures of a rehearsal, line by line."""
+"""Compares planned and measured figures of a rehearsal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,26 @@ from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.traces.stage_traces import StageShape
 
 BYTES_TOLERANCE = 0.05
-TIMES_FACTOR = 2.0  # the plan's times assume shares of peak: larger differences are remarked, and are not an error
+TIMES_FACTOR = 2.0  # the plan assumes shares of peak performance: a larger difference is a remark, not an error
 MEMORY_FACTOR = 1.1
-"""More than the plan by so much would not fit where the plan just fits."""
+"""A run that needs this many times the planned memory may not fit although the plan does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of a run of a few steps."""
+    """Measurements of a run of a few steps."""
 
     steps: tuple[Mapping[str, Any], ...]  # rows of metrics.jsonl
     evaluations: int  # rows of evaluations.jsonl
-    learner_bytes: int  # of the checkpoint's weights and moments
-    model_bytes: int  # of its exported model
-    worker_back_s: float | None  # from the kill to its next process; None where it did not return
+    learner_bytes: int  # the checkpoint's weights and moments
+    model_bytes: int  # the checkpoint's exported model
+    worker_back_s: float | None  # from the kill to its next process; None if it did not return
     worker_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure; `wrong` where it shows that the run would not go as planned."""
+    """One figure; `wrong` if it shows that the run does not follow the plan."""
 
     what: str
     planned: float | None  # None: not planned
@@ -52,7 +52,7 @@ def compared(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: S
 
 
 def as_table(lines: Sequence[Line]) -> str:
-    """The plan is computed; the column beside it was measured."""
+    """A table of computed (planned) and measured (seen) figures."""
     rows = [("", "planned", "seen", "ratio", "")]
     for line in lines:
         ratio = f"{line.seen / line.planned:.2f}" if line.seen is not None and line.planned else "-"
@@ -105,7 +105,7 @@ def _near(what: str, planned: float, seen: float | None) -> Line:
 
 
 def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
-    """On a device the plan is an upper bound; a process on a host is mostly its libraries."""
+    """On a device the plan is an upper bound. On a host nothing is planned: libraries dominate."""
     learner = config.learner
     held = [memory for row in seen.steps if (memory := _memory_by_type(row))]
     lines = [
@@ -130,7 +130,7 @@ def _memory_by_type(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: Seen) -> list[Line]:
-    """Of the last step, whose engines and allocators are warm."""
+    """Times of the last step, in which engines and allocators are warm."""
     if not seen.steps:
         return []
     row = seen.steps[-1]

@@ -1,9 +1,9 @@
-"""How long a step takes, part by part, from peaks of data sheets and the shares of them in `scheduler.planner.gpus`.
+"""The time of a step by part, from data sheets and the shares of peak performance in `scheduler.planner.gpus`.
 
-Legend: B sequences that decode at once, K their context tokens together, P parameters, N ranks, m micro batches a rank.
+Legend: B sequences that decode together, K their context tokens, P parameters, N ranks, m micro batches per rank.
 
     decode step        max(weights read, 2 P B operations) + K KV bytes read + launches
-    a trained token    2 operations a parameter, `passes` times, attention's, and element-wise reads and writes
+    a trained token    2 operations per parameter, `passes` times, attention's, and element-wise reads and writes
     ZeRO-3, m times    weights gathered three times (forward, recomputation, backward), gradients reduced once
 """
 
@@ -22,24 +22,24 @@ from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.traces.trace import TraceRollout
 
 WEIGHT = BYTES["bfloat16"]
-PASSES = 4  # of a forward's work: forward, recomputation, backward; 3 without activation checkpointing
-ADAM_BYTES = 28  # read and written of a parameter: weight, gradient, two moments, and the new three
-HOST_MEMORY_GB_S = 150.0  # that the ranks of a node reach together in an optimizer's step on the host
-HOST_LINK_SHARE = 0.4  # of PCIe, by pinned copies of many tensors
-STEADY_DRAWS = 5  # that the time of a step with a staleness is a mean of, and one less for each draw ahead
-LOOKS = 2_000  # moments at which a replica's batch is looked at
+PASSES = 4  # forward, recomputation, and backward (2), in forward passes; 3 without activation checkpointing
+ADAM_BYTES = 28  # read and written per parameter: weight, gradient, two moments, and the three new values
+HOST_MEMORY_GB_S = 150.0  # reached by all ranks of a node together in an optimizer's step on the host
+HOST_LINK_SHARE = 0.4  # of PCIe bandwidth, by pinned copies of many tensors
+STEADY_DRAWS = 5  # draws whose mean is the time of a step with a staleness; one less for each draw ahead
+LOOKS = 2_000  # times at which a replica's batch is evaluated
 DEVICE_COPIES = (
     6  # times that a published byte is read or written on the device: hash, bucket, copy, and into the model
 )
-HOST_GATHER_GB_S = 1.4  # by rank 0, to its host: a copy off the device, two in memory, and the sums
+HOST_GATHER_GB_S = 1.4  # by rank 0, to its host: a copy from the device, two in memory, and checksums
 STORE_GB_S = 1.1  # through Ray's object store to another node, and into its shared memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Of one replica, seconds."""
+    """Times of one replica, in seconds."""
 
-    decode_s: float  # until half of its seats are empty, prefills included
+    decode_s: float  # until half of its seats are empty, including prefills
     tail_s: float  # until the longest rollout ends, its tools included
     mean_running: float
 
@@ -50,12 +50,12 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """Of one update, seconds."""
+    """Times of one update, in seconds."""
 
     compute_s: float
-    exposed_s: float  # communication that no computation hides
-    optimizer_s: float  # with what is offloaded, its way to the host and back
-    mfu: float  # 6 operations a parameter and token, over what the GPUs could do in this time
+    exposed_s: float  # communication that is not overlapped with computation
+    optimizer_s: float  # includes transfers to the host and back if offloaded
+    mfu: float  # 6 operations per parameter and token, over the GPUs' peak in this time
 
     @property
     def total_s(self) -> float:
@@ -64,17 +64,17 @@ class Learning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Of one synchronous step, in seconds, part by part: the loop does one after the other
+    """Times of one synchronous step by part, in seconds. The loop runs the parts in sequence
     (`rstar_ray/train_loop.py`), on shared GPUs and on separate pools."""
 
     generation: Generation
     learning: Learning
     publish_s: float
-    host_s: float  # rewards, rows, metrics and records on the head; engines that wake
+    host_s: float  # rewards, rows, metrics and records on the head; waking engines
 
     @property
     def parts(self) -> dict[str, float]:
-        """By name, in the order of a step."""
+        """Seconds by name, in the order of a step."""
         return {
             "decode": self.generation.decode_s,
             "tail": self.generation.tail_s,
@@ -93,7 +93,7 @@ class StepTime:
 def decode_step_s(
     model: ModelShape, gpu: Gpu, shares: Shares, tensor_parallel: int, running: float, context: float
 ) -> float:
-    """One decode step of a replica with so many sequences, whose contexts have so many tokens together."""
+    """One decode step of a replica with `running` sequences, whose contexts have `context` tokens together."""
     bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth * tensor_parallel
     flops = gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel
     linear_s = max(model.weights_gb * GB / bandwidth, running * 2 * model.matmul_parameters / flops)
@@ -112,9 +112,9 @@ def generation(
     tensor_parallel: int,
     siblings: int,
 ) -> Generation:
-    """One replica that works off so many rollouts of the sample's lengths, the next one whenever a seat is free.
+    """One replica that runs a number of rollouts of the sample's lengths, and starts one whenever a seat is free.
 
-    As many run at once as the KV cache holds at their mean context. Preemptions and the balancer's delays are left out.
+    The KV cache limits the seats, at the mean context. Preemptions and the balancer's delays are not modelled.
     """
     order, chosen = _chosen(sample, rollouts)
     at = chosen.copy()
@@ -141,9 +141,9 @@ def overlapped_generation_s(
     siblings: int,
     ahead: int,
 ) -> float:
-    """Seconds of generation in a step of a long stage, where draws of `ahead` later steps run beside each.
+    """Seconds of generation in a step of a long stage, in which draws of `ahead` later steps run beside each.
 
-    As `generation`; a draw begins when the one `ahead` + 1 before it has ended. Tools delay a draw's end, in which
+    As `generation`; a draw begins when the draw `ahead` + 1 before it has ended. While tools delay a draw's end,
     `ahead` others fill the seats.
     """
     order, chosen = _chosen(sample, rollouts)
@@ -158,15 +158,15 @@ def overlapped_generation_s(
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """Decoding of some draws on one replica, seconds."""
+    """Times of decoding some draws on one replica, in seconds."""
 
     ends_s: Sequence[float]  # of each draw
-    half_empty_s: float  # when half of the seats were empty for good
+    half_empty_s: float  # when half of the seats became empty and stayed so
     sequence_s: float  # over all sequences
 
 
 def _chosen(sample: Sequence[TraceRollout], rollouts: float) -> tuple[Sequence[TraceRollout], NDArray[np.int64]]:
-    """The sample by length, and which of it a replica's share of a draw has."""
+    """The sample by length, and the indices in it of a replica's share of a draw."""
     order = sorted(sample, key=lambda rollout: rollout.generated_tokens)
     return order, np.linspace(0, len(order) - 1, max(1, round(rollouts))).round().astype(int)
 
@@ -227,24 +227,24 @@ def _prefill_s(
     tensor_parallel: int,
     siblings: int,
 ) -> float:
-    """Of a draw's prompts, once for all siblings, and of what its tools answer."""
+    """Prefill of a draw's prompts, once for all siblings, and of its tools' answers."""
     tool_tokens = (order[at].response_tokens - order[at].generated_tokens for at in chosen)
     tokens = sum(order[at].prompt_tokens / siblings for at in chosen) + sum(tool_tokens)
     return 2 * model.matmul_parameters * tokens / (gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel)
 
 
 def _tail_tools_s(order: Sequence[TraceRollout]) -> float:
-    """The longest wait for tools of one of the longest rollouts."""
+    """The longest wait for tools among the longest tenth of rollouts."""
     return max(sum(turn.tool_seconds for turn in rollout.turns) for rollout in order[-len(order) // 10 :])
 
 
 def trained_token_s(
     model: ModelShape, gpu: Gpu, shares: Shares, lengths: Sequence[int], *, fused: bool, passes: int
 ) -> float:
-    """Computation for a token of rows of these lengths: matrix products, attention, and element-wise kernels."""
+    """Computation per token of rows of these lengths: matrix products, attention, and element-wise kernels."""
     flops = gpu.matmul_tflops * 1e12 * shares.matmul
     matmul_s = 2 * passes * model.matmul_parameters / flops
-    mean_keys = sum(length**2 for length in lengths) / sum(lengths) / 2  # that a token attends to
+    mean_keys = sum(length**2 for length in lengths) / sum(lengths) / 2  # to which a token attends
     attention_flops = 4 * mean_keys * model.heads * model.head_dim * model.layers * (passes + 0.5)
     elements_s = passes * model.elementwise_bytes(fused=fused) / (gpu.bandwidth_tb_s * 1e12 * shares.stream_bandwidth)
     return matmul_s + attention_flops / (flops * shares.attention) + elements_s
@@ -262,7 +262,7 @@ def learning(
     trained_parameters: float,
     passes: int,
 ) -> Learning:
-    """One update on so many rows of the sample's lengths; `passes` in forward passes (4 with recomputation)."""
+    """One update on `rows` rows of the sample's lengths; `passes` counts forward passes (4 with recomputation)."""
     lengths = [rollout.prompt_tokens + rollout.response_tokens for rollout in sample]
     tokens = rows * sum(lengths) / len(lengths) / ranks  # of a rank
     compute_s = tokens * trained_token_s(model, gpu, shares, lengths, fused=learner.liger, passes=passes)
@@ -278,7 +278,7 @@ def learning(
 def _traffic_s(
     model: ModelShape, gpu: Gpu, shares: Shares, learner: LearnerConfig, ranks: int, micro_batches: int, trained: float
 ) -> float:
-    """Of ZeRO between ranks: weights gathered, gradients reduced."""
+    """ZeRO's communication between ranks: weights gathered, gradients reduced."""
     if ranks == 1:
         return 0.0
     apart_gb_s, near_gb_s = gpu.between_gb_s(ranks) * shares.links, gpu.links_gb_s * shares.links
@@ -290,13 +290,13 @@ def _traffic_s(
     else:
         gathered_s = weights_gb / apart_gb_s if learner.zero else 0.0  # once, after the optimizer's step
     reductions = micro_batches if learner.zero >= 2 else 1
-    sides = 2 if learner.zero == 0 else 1  # an all-reduce, where a reduce-scatter is not enough
+    sides = 2 if learner.zero == 0 else 1  # an all-reduce instead of a reduce-scatter
     return (ranks - 1) / ranks * (gathered_s + sides * reductions * gradients_gb / apart_gb_s)
 
 
 def _optimizer_s(gpu: Gpu, learner: LearnerConfig, ranks: int, micro_batches: int, trained: float) -> float:
-    """AdamW's step; offloaded, a gradient goes to the host and, but for the first micro batch, comes back to be added
-    to (DeepSpeed 0.19, stage3.py, `partition_grads`)."""
+    """AdamW's step. Offloaded, each micro batch moves gradients to the host, and all but the first move the sum back
+    first (DeepSpeed 0.19, stage3.py, `partition_grads`)."""
     held_gb = trained / (ranks if learner.zero else 1) / GB
     if not learner.offload:
         return held_gb * ADAM_BYTES / (gpu.bandwidth_tb_s * 1e3 * 0.75)
@@ -306,14 +306,14 @@ def _optimizer_s(gpu: Gpu, learner: LearnerConfig, ranks: int, micro_batches: in
 
 
 def device_load_gb_s(gpu: Gpu, shares: Shares) -> float:
-    """At which an engine takes weights that lie on its GPU."""
+    """The rate at which an engine loads weights from its GPU's memory."""
     return gpu.bandwidth_tb_s * 1e3 * shares.stream_bandwidth / DEVICE_COPIES
 
 
 def publish_seconds(
     gpu: Gpu, shares: Shares, way: WeightWay, *, published_gb: float, bucket_gb: float, ranks: int
 ) -> dict[str, float]:
-    """Of one version, by part; all nodes move and all engines load at one time. All ranks send a bucket together."""
+    """Seconds per part of a publish; all nodes move, and all engines load, together. All ranks send each bucket."""
     rounds_s = math.ceil(published_gb / bucket_gb) * shares.bucket_s
     collective_s = published_gb / (gpu.between_gb_s(ranks) * shares.links) if ranks > 1 else 0.0
     load_s = published_gb / device_load_gb_s(gpu, shares)

@@ -1,1 +1,1 @@
-"""The balancer over modelled engines in virtual time."""
+"""Runs the balancer with modelled engines in virtual time."""

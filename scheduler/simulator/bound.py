@@ -1,7 +1,7 @@
-"""What no schedule can beat, knowing every length in advance: the lower bound on a step's makespan.
+"""A lower bound on a step's makespan, for any schedule, even one that knows every length in advance.
 
-Three bounds, and the largest of them counts:
-- the longest single rollout, alone on an idle replica, its tool waits included;
+The largest of three bounds:
+- the longest single rollout, alone on an idle replica, tool waits included;
 - total work over capacity: every token's own cost and every prompt's prefill once per group, plus as many steps as the
   largest batch needs, spread evenly over all replicas;
 - KV-time area over KV capacity: a sampled token holds its context for one step, so R replicas need at least
@@ -19,7 +19,7 @@ from scheduler.traces.trace import TraceRollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerBound:
-    """Seconds."""
+    """The three bounds, in seconds."""
 
     longest_rollout_s: float
     work_s: float
@@ -31,7 +31,7 @@ class LowerBound:
 
 
 def lower_bound(rollouts: Sequence[TraceRollout], *, replicas: int, cost: EngineCost, shape: EngineShape) -> LowerBound:
-    """The bound for a trace that has been cut to its limits already."""
+    """The bound for a trace that has already been cut to its limits."""
     siblings = Counter(rollout.group for rollout in rollouts)
     block = shape.block_tokens
     longest = work = held = 0.0

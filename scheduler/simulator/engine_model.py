@@ -1,16 +1,16 @@
-"""A modelled engine in virtual time: continuous batching over a paged KV cache, advanced from event to event.
+"""A modelled engine in virtual time: continuous batching with a paged KV cache, advanced from event to event.
 
-Between two events (a completion, a prefill, an overflow) nothing changes but every running context growing by one
-token a step, so a whole run of steps is one closed formula; no token is looped over. Legend: B running sequences,
-K their context tokens together, k steps.
+Between two events (a completion, a prefill, an overflow) the only change is that every running context grows by one
+token per step, so a closed formula covers all steps between them, without a loop over tokens. Legend: B running
+sequences, K the sum of their context tokens, k steps.
 
     one step          fixed + B per_sequence + K per_context
     k decode steps    k (fixed + B per_sequence) + (K k + B k (k - 1) / 2) per_context
     prefill of n tokens after c cached ones adds   per_request + n per_prefill + n (c + n / 2) per_prefill_context
 
 As in vLLM: first come, first served; prefill mixes with decode within a token budget; blocks freed by an ended turn
-stay cached until evicted, oldest first; when a step needs a block and none is left, the latest sequence is preempted
-and computed again later.
+stay cached until evicted, oldest first; when a step needs a block and none is free, the latest sequence is preempted
+and recomputed later.
 """
 
 import heapq
@@ -40,7 +40,7 @@ class EngineShape:
 
 
 class ModelledEngine:
-    """Submit requests at a time, ask for `next_event_s`, call `advance` at it and get the completed requests."""
+    """Submit requests with a time, read `next_event_s`, and call `advance` at it to get the completed requests."""
 
     def __init__(self, cost: EngineCost, shape: EngineShape) -> None:
         self.cost = cost
@@ -58,7 +58,7 @@ class ModelledEngine:
         self._step = 0
         self._context = 0  # K of the decoding sequences
         self._decoding = 0  # B
-        self._phase = [0] * shape.block_tokens  # decoding sequences by (context - step) mod block
+        self._phase = [0] * shape.block_tokens  # number of decoding sequences by (context - step) mod block
         self._ends: list[tuple[int, int, Request]] = []  # heap by end step
         self._prefilling: deque[Request] = deque()
         self._latest: list[Request] = []  # stack of admissions; stale entries are skipped
@@ -67,7 +67,7 @@ class ModelledEngine:
         self._mixed = False  # the planned step prefills
         self._mixed_s = 0.0
 
-    # -- outside --------------------------------------------------------------------------------------------------
+    # -- public ---------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> int:
         return self._step
@@ -87,7 +87,7 @@ class ModelledEngine:
         return self.used_blocks * self.shape.block_tokens
 
     def submit(self, now_s: float, request: Request) -> None:
-        """The request arrives at `now_s`, and joins at the next step boundary."""
+        """Queue a request that arrives at `now_s`; it joins at the next step boundary."""
         self._order += 1
         request.order = self._order
         self.waiting.append(request)
@@ -98,24 +98,24 @@ class ModelledEngine:
             self._cut(now_s)
 
     def abort(self, key: str) -> None:
-        """Forget a rollout's cached blocks (it went elsewhere); they are free already."""
+        """Drop the cached blocks of a rollout that has moved to another replica."""
         self._cache.forget(key)
 
     def advance(self) -> list[Request]:
-        """Run to the event at `next_event_s`; returns what completed there."""
+        """Run to the event at `next_event_s`; returns the requests that completed at it."""
         done = self._run_mixed() if self._mixed else self._run_decode(self._planned)
         self._plan()
         return done
 
     def pause(self, seconds: float) -> None:
-        """Whatever is planned happens so much later."""
+        """Delay all planned steps by this time."""
         self._now += seconds
         if self._planned:
             self.version += 1
             self.next_event_s += seconds
 
     def drop_kv(self, now_s: float) -> None:
-        """All contexts are computed again, first those that were admitted first. A step under way is lost."""
+        """Recompute all contexts, first those that were admitted first. A step in progress is lost."""
         if self._planned and not self._mixed:
             self._run_decode(bisect_left(range(1, self._planned), now_s, key=lambda n: self._now + self._decode_s(n)))
         preemptions = self.preemptions
@@ -203,7 +203,7 @@ class ModelledEngine:
 
     # -- plans ----------------------------------------------------------------------------------------------------
     def _plan(self) -> None:
-        """At a step boundary: preempt what does not fit, admit what does, and say when the next event is."""
+        """At a step boundary: preempt requests that do not fit, admit those that do, and set the next event."""
         self.version += 1
         preempted = False
         while (
@@ -257,7 +257,7 @@ class ModelledEngine:
 
     # -- blocks ---------------------------------------------------------------------------------------------------
     def _room_for(self, request: Request) -> bool:
-        next_step = self._phase[-self._step % self.shape.block_tokens]  # the running ones come first
+        next_step = self._phase[-self._step % self.shape.block_tokens]  # running sequences take their blocks first
         fits = self._cache.used + next_step + self._cache.needs(request) <= self._cache.capacity
         return fits and len(self.running) < self.shape.max_running
 
@@ -280,7 +280,7 @@ class ModelledEngine:
         self._cache.trim()
 
     def _leave(self, request: Request, context: int) -> None:
-        """It stops running with `context` tokens."""
+        """Stop a request with `context` tokens."""
         if request.computed:
             self._phase[(context - self._step) % self.shape.block_tokens] -= 1
             self._decoding -= 1
@@ -289,7 +289,7 @@ class ModelledEngine:
         self._cache.release(request, context)
 
     def _preempt(self) -> None:
-        """The sequence admitted last gives up its blocks and waits at the head of the queue."""
+        """Move the sequence admitted last to the head of the queue, and free its blocks."""
         while True:
             request = self._latest.pop()
             if self.running.get(request.key) is request:

@@ -1,6 +1,6 @@
-"""A modelled paged KV cache: blocks of running sequences, prompts shared by a group, and what ended turns left behind.
+"""A modelled paged KV cache: blocks of running sequences, prompts shared by a group, and cached blocks.
 
-Blocks freed by an ended turn stay cached until others take them, oldest entry first. All counts are blocks.
+Blocks freed by an ended turn stay cached until running sequences need them, oldest entry first. Counts are blocks.
 """
 
 from collections import OrderedDict
@@ -19,9 +19,9 @@ class Request:
         self.group = group
         self.prompt = prompt
         self.context = context  # tokens to hold before the next one is sampled
-        self.left = new_tokens  # still to sample
+        self.left = new_tokens  # tokens to sample
         self.new_tokens = new_tokens
-        self.seen = seen  # of the context, computed by some engine before: whole blocks computed again are waste
+        self.seen = seen  # context tokens that an engine has computed before: computing them again is waste
         self.order = 0
         self.held = 0  # private blocks while running
         self.prefill_left = 0
@@ -31,7 +31,7 @@ class Request:
 
 
 class PagedCache:
-    """Who holds how many blocks; the decoding sequences' growth is counted in sums (`grow`)."""
+    """Counts blocks by holder; the growth of decoding sequences is counted as a sum (`grow`)."""
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         self.capacity = capacity
@@ -42,16 +42,16 @@ class PagedCache:
         self._cached_blocks = 0
 
     def needs(self, request: Request) -> int:
-        """Blocks that it would add: its own, and its prompt's where the group has none here."""
+        """Blocks that a request would add: its own, and its prompt's if the group has none here."""
         shared = 0 if request.group in self._group_users else request.prompt // self._block_tokens
         return self._own(request) + shared
 
     def _own(self, request: Request) -> int:
-        """All of its context but the full blocks of the prompt, which the group shares."""
+        """Blocks of its context except the full blocks of the prompt, which the group shares."""
         return -(-(request.context + 1) // self._block_tokens) - request.prompt // self._block_tokens
 
     def hold(self, request: Request) -> int:
-        """It runs from now on; returns the tokens of its context that were found cached."""
+        """Start running a request; returns the tokens of its context that were cached."""
         found = self._take_cached(request)
         request.held = self._own(request)
         self.used += self.needs(request)
@@ -72,12 +72,12 @@ class PagedCache:
         return min((found + own) * self._block_tokens, request.context - 1)
 
     def grow(self, blocks: int) -> None:
-        """The running sequences took so many more."""
+        """The running sequences take this many more blocks."""
         self.used += blocks
         self.trim()
 
     def release(self, request: Request, context: int) -> None:
-        """It stops running with `context` tokens; its full blocks, if it has computed them, stay as the newest."""
+        """Stop a request with `context` tokens; its full blocks, if computed, stay cached as the newest."""
         shared = request.prompt // self._block_tokens
         self.used -= -(-context // self._block_tokens) - shared if request.computed else request.held
         users = self._group_users[request.group] - 1
@@ -92,11 +92,11 @@ class PagedCache:
         self.trim()
 
     def forget(self, key: str) -> None:
-        """A rollout went elsewhere."""
+        """Drop the cached blocks of a rollout that has moved to another replica."""
         self._cached_blocks -= self._cached.pop(key, 0)
 
     def clear(self) -> None:
-        """Forget what ended turns left."""
+        """Drop all cached blocks."""
         self._cached.clear()
         self._cached_blocks = 0
 

@@ -1,8 +1,8 @@
-"""The simulator: the same balancer over modelled engines and tools in virtual time. Its figures are *simulated*.
+"""The simulator: the balancer with modelled engines and tools in virtual time. Its figures are *simulated*.
 
     python -m scheduler.simulator --trace stage1.jsonl --replicas 64 --kv-tokens 650000 --rule expected_kv --json
 
-The rule sees what it would see of real engines: turn reports, ends, and the engines' own load.
+The rule receives the same data as from real engines: turn reports, ends, and the engines' load.
 """
 
 import heapq
@@ -31,14 +31,14 @@ MI300X_14B = EngineCost(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorSettings:
-    """What is simulated."""
+    """Settings of one simulation."""
 
     replicas: int
     shape: EngineShape
     cost: EngineCost
     max_response_tokens: int
     max_turns: int
-    placement: BalancerConfig = PLACEMENT  # what risk is taken; the rule is chosen apart
+    placement: BalancerConfig = PLACEMENT  # risk and costs; the rule is a separate argument
     rpc_s: float = 0.002  # from a decision to the engine
 
     def __post_init__(self) -> None:
@@ -61,11 +61,11 @@ class SimulatorResult:
     recomputed_tokens: int
     preemptions: int
     moves: int
-    kv_utilisation: float  # mean share of all replicas' KV in use until the end
+    kv_utilisation: float  # mean share of all replicas' KV that was in use
     wait_s_p50: float  # submission until the engine first computes
     wait_s_p99: float
     decisions: int  # admissions and moves
-    decisions_per_s: float  # over all time inside `decide`, calls that found nothing to do included
+    decisions_per_s: float  # over all time inside `decide`, calls without a decision included
 
     def as_json(self) -> dict[str, str | float | int]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
@@ -76,7 +76,7 @@ class SimulatorResult:
 
 @dataclass(frozen=True, slots=True)
 class CannotHold:
-    """A rule that asks for more KV than a replica has; others may run the same step."""
+    """A rule that needs more KV than a replica has; other rules may run the same step."""
 
     rule: str
     reason: str
@@ -87,25 +87,25 @@ class CannotHold:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a rollout has come."""
+    """The progress of one rollout."""
 
     load: RolloutLoad
     rollout: TraceRollout
     context: int  # tokens
     turn: int = 0
-    answer: int = 0  # tokens of the tool's answer that no engine has seen yet
+    answer: int = 0  # tokens of the tool's answer that no engine has received yet
     generated: int = 0
     replica: int = -1  # index
     first_s: float = -1.0  # when an engine first computed it
 
 
 def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
-    """By the ids that the simulator gives them."""
+    """Rollouts by the ids that the simulator gives them."""
     return {f"{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
 
 
 class Simulator:
-    """One step in virtual time.
+    """Simulates one step in virtual time.
 
     `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
     """
@@ -139,7 +139,7 @@ class Simulator:
         self.rollouts = self._add(rollouts)
 
     def _add(self, rollouts: Sequence[TraceRollout], draw: int = 0) -> list[TraceRollout]:
-        """Those of one draw, cut to the limits; the groups of several draws differ in name."""
+        """Add the rollouts of one draw, cut to the limits; groups of different draws need different names."""
         settings = self.settings
         check_siblings(rollouts)
         cut_ones = [cut(rollout, *self._limits) for rollout in rollouts]
@@ -159,7 +159,7 @@ class Simulator:
         return cut_ones
 
     def run(self) -> SimulatorResult:
-        """Until every rollout has ended."""
+        """Run until every rollout has ended."""
         self._register()
         self.balancer.submit([one.load for one in self._progress.values()])
         self._decide(0.0)
@@ -197,7 +197,7 @@ class Simulator:
         heapq.heappush(self._events, (at_s, self._order, index, version, rollout_id))
 
     def _next_event(self) -> tuple[float, list[str]]:
-        """Its time, 0 where it had become void, and the rollouts that ended at it."""
+        """Handle the next event; returns its time (0 if it is obsolete) and the rollouts that ended at it."""
         at, _, index, version, rollout_id = heapq.heappop(self._events)
         if index < 0:
             self._arrive(at, rollout_id)
@@ -215,7 +215,7 @@ class Simulator:
             self._push(engine.next_event_s, index, engine.version, "")
 
     def _arrive(self, now_s: float, rollout_id: str) -> None:
-        """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
+        """At a turn boundary, with the tool's answer: submit the rollout's next turn to its engine, or return it."""
         if now_s < self._paused_until_s:
             self._push(self._paused_until_s, -1, 0, rollout_id)
             return
@@ -224,7 +224,7 @@ class Simulator:
         if rollout_id in self._moving:
             self._hand_back(now_s, one)
             return
-        if one.turn > one.load.turn:  # from a tool, not from an admission: reported with its engine's next report
+        if one.turn > one.load.turn:  # from a tool, not an admission: sent with its engine's next report
             self._reports[one.replica].append(
                 TurnReport(
                     rollout_id=rollout_id,
@@ -254,7 +254,7 @@ class Simulator:
             self._schedule(one.replica)
 
     def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> list[str]:
-        """Report them as a worker would, and act on what the balancer decides; returns which rollouts ended."""
+        """Report ended turns as a worker does, and apply the balancer's decisions; returns the rollouts that ended."""
         engine, name = self.engines[index], self.names[index]
         ended: list[TurnReport] = []
         for request in done:
@@ -295,7 +295,7 @@ class Simulator:
         return [report.rollout_id for report in ended]
 
     def _hand_back(self, now_s: float, one: _Progress) -> None:
-        """A moved rollout leaves with its state, the tool's answer in it."""
+        """Return a moved rollout to the balancer with its state, the tool's answer included."""
         load, name = one.load, self.names[one.replica]
         self._moving.discard(load.rollout_id)
         self.engines[one.replica].abort(load.rollout_id)
@@ -347,5 +347,5 @@ class Simulator:
 
 
 def limits_of(rollouts: Sequence[TraceRollout]) -> tuple[int, int]:
-    """Budgets to assume for a trace that comes without: its longest response, and its most turns."""
+    """Budgets for a trace, which does not contain them: its longest response and its most turns."""
     return max(rollout.response_tokens for rollout in rollouts), max(len(rollout.turns) for rollout in rollouts)

@@ -1,7 +1,7 @@
-"""Many training steps in virtual time, with a staleness: draws, learner and publishing over the modelled engines.
+"""Simulates training steps with a staleness in virtual time: draws, learner, publishing and modelled engines.
 
-`StalenessRule` of `rstar_ray/draws.py` says when a draw begins, as in a run. A step learns once its draw has ended and
-the step before is over; the next draws begin when all engines serve its weights.
+`StalenessRule` of `rstar_ray/draws.py` decides when a draw begins, as in a run. A step learns when its draw and the
+previous step have ended; the next draws begin when all engines serve its weights.
 """
 
 import heapq
@@ -15,33 +15,33 @@ from scheduler.simulator.bound import lower_bound
 from scheduler.simulator.simulate import Simulator, SimulatorSettings
 from scheduler.traces.trace import TraceRollout
 
-LEARNER = -2  # in the place of an engine's index: the event is the end of a step
+LEARNER = -2  # instead of an engine's index: the event is the end of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerTime:
-    """Of every step, seconds."""
+    """Times of every step, in seconds."""
 
     learn_s: float = 0.0
-    engines_pause_s: float = 0.0  # of that, engines stand still: all of it where both take turns on the same GPUs
-    publish_s: float = 0.0  # engines stand still
-    recompute: bool = False  # contexts are computed again after it: engines that slept, or `--engine.recompute-kv`
+    engines_pause_s: float = 0.0  # of it, engines pause: all of it if both take turns on the same GPUs
+    publish_s: float = 0.0  # engines pause
+    recompute: bool = False  # recompute contexts after it: engines that slept, or `--engine.recompute-kv`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
     """One step; seconds of virtual time."""
 
-    begun_s: float  # its draw
+    begun_s: float  # start of its draw
     drawn_s: float  # the last rollout of its draw ended
     ended_s: float  # all engines serve its weights
-    bound_s: float  # of its draw: the larger of its work and its KV area, over all replicas
+    bound_s: float  # of its draw: the larger of the bounds by work and by KV area
     generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSteps:
-    """Figures of the steps between the first few and the last, which no longer depend on how the stage began."""
+    """Figures of all steps but the first few, which depend on how the stage began."""
 
     staleness: int
     steps: Sequence[SimulatedStep]
@@ -53,7 +53,7 @@ class SimulatedSteps:
 
 
 class StepsSimulator(Simulator):
-    """So many steps of a stage."""
+    """Simulates a number of steps of a stage."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class StepsSimulator(Simulator):
         learner: LearnerTime,
         continues: bool = True,
     ) -> None:
-        """`draw_of`: rollouts of step 1, 2, ...; the groups of a step are named by it here. Unless the stage
-        `continues` behind the last of these steps, no draw begins that they do not train on."""
+        """`draw_of`: rollouts of step 1, 2, ...; here their groups' names get the step's number. Unless the stage
+        `continues` after the last of these steps, no draw begins that they do not train on."""
         super().__init__((), rule, settings)
         self._draw_of = draw_of
         self._steps = steps
@@ -115,7 +115,7 @@ class StepsSimulator(Simulator):
         self._decide(now_s)
 
     def _learn(self, now_s: float) -> None:
-        """If the draw of the next step has ended, and no step is under way."""
+        """Start the next step if its draw has ended and no step is in progress."""
         if self._learns or len(self._done) + 1 not in self._drawn_s:
             return
         self._learns = True
@@ -150,7 +150,7 @@ class StepsSimulator(Simulator):
         self._learn(now_s)
 
     def _figures(self) -> SimulatedSteps:
-        first = min(self._staleness + 2, self._steps - 1)  # its end is where counting begins
+        first = min(self._staleness + 2, self._steps - 1)  # counting begins at its end
         counted, learner = self._done[first:], self._learner
         step_s = (self._done[-1].ended_s - self._done[first - 1].ended_s) / len(counted)
         runs_s = step_s - learner.engines_pause_s - learner.publish_s

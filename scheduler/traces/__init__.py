@@ -1,1 +1,1 @@
-"""Traces: what rollouts turned out to be, in files of one a line, and synthetic ones of many distributions."""
+"""Traces: the lengths and times of rollouts, in files with one per line, and synthetic traces."""

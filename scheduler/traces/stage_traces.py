@@ -1,7 +1,7 @@
 """Synthetic rollouts of the paper's three stages.
 
-Lengths are log-normal with a part shared by the siblings of a prompt, cut at the stage's budget as the agent loop cuts
-them.
+Lengths are log-normal with a part shared by the siblings of a prompt, and cut at the stage's budget as in the agent
+loop.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class StageShape:
     tool_tokens_mean: float = 120.0
     prompt_tokens_mean: float = 300.0
     spread_group: float = 0.5  # standard deviation of log length between groups
-    spread_sibling: float = 0.5  # and within one
+    spread_sibling: float = 0.5  # and within a group
 
 
 STAGES = {
@@ -55,7 +55,7 @@ def synthetic(stage: StageShape, *, groups: int = 512, siblings: int = 32, seed:
 
 
 def _rollout(group: str, prompt: int, length: int, stage: StageShape, rng: np.random.Generator) -> TraceRollout:
-    """Split a response of `length` tokens into turns: more calls in longer ones."""
+    """Split a response of `length` tokens into turns; longer responses have more calls."""
     rate = stage.calls_mean * min(2.0, length / stage.mean_response_tokens)
     calls = min(int(rng.poisson(rate)), stage.max_turns - 1, length // 32)
     tool_tokens = np.clip(rng.lognormal(np.log(stage.tool_tokens_mean) - 0.32, 0.8, calls), 8, 512).astype(int)

@@ -1,4 +1,4 @@
-"""Traces: what rollouts turned out to be, one a line of a file."""
+"""Traces: the lengths and times of rollouts, in a file with one per line."""
 
 import json
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ from pathlib import Path
 from rstar_ray.trajectory import StopReason
 from scheduler.json_records import read_record
 
-LONGEST_TOOL_S = 1e9  # times and sums of what a trace holds stay finite
+LONGEST_TOOL_S = 1e9  # so that sums of times stay finite
 MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTurn:
-    """One completion, and the tool's answer to it; both zero tokens and seconds where no tool was called."""
+    """One completion and the tool's answer to it, which has zero tokens and seconds if no tool was called."""
 
     completion_tokens: int
     tool_tokens: int = 0
@@ -28,7 +28,7 @@ class TraceTurn:
 
 @dataclass(frozen=True, slots=True)
 class TraceRollout:
-    """A whole rollout; only the simulator's engines may read it, never a rule."""
+    """A whole rollout; the simulator's engines may read it, a placement rule must not."""
 
     group: str
     prompt_tokens: int
@@ -45,7 +45,7 @@ class TraceRollout:
 
     @property
     def response_tokens(self) -> int:
-        """Everything after the prompt: the last turn's tool text is never appended."""
+        """Everything after the prompt; the last turn's tool text is never appended."""
         return self.generated_tokens + sum(turn.tool_tokens for turn in self.turns[:-1])
 
 
@@ -55,7 +55,7 @@ def _check_range(record: TraceTurn | TraceRollout, name: str, least: float, most
 
 
 def cut(rollout: TraceRollout, max_response_tokens: int, max_turns: int) -> TraceRollout:
-    """The rollout as the agent loop's limits leave it: tool text that would overflow is not appended."""
+    """Apply the agent loop's limits to a rollout: tool text that would overflow is not appended."""
     used = 0
     turns: list[TraceTurn] = []
     for turn in rollout.turns[:max_turns]:
@@ -83,14 +83,14 @@ def stop_reason(rollout: TraceRollout, max_response_tokens: int, max_turns: int)
 
 # -- files ----------------------------------------------------------------------------------------------------------
 def write_trace(path: Path, rollouts: Iterable[TraceRollout]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for rollout in rollouts:
             file.write(json.dumps(asdict(rollout), separators=(",", ":")) + "\n")
 
 
 def read_trace(path: Path) -> list[TraceRollout]:
-    """Raises `ValueError` naming file, line and field for anything missing, negative or of another type, and for
+    """Raises `ValueError` with file, line and field for a missing, negative or mistyped value, and for
     siblings with different prompts.
     """
     rollouts: list[TraceRollout] = []
@@ -103,7 +103,7 @@ def read_trace(path: Path) -> list[TraceRollout]:
                 rollout = read_record(TraceRollout, json.loads(line), allow_unknown=True)
                 _check_prompt(rollout, prompts)
                 rollouts.append(rollout)
-            except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested beyond reason
+            except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
                 raise ValueError(f"{path}:{number}: {error}") from error
     if not rollouts:
         raise ValueError(f"{path}: the trace is empty")
