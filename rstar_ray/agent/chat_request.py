@@ -30,7 +30,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "functions": ([],),
     "function_call": ("auto", "none"),
 }
-"""Fields that would change sampling in an unsupported way, with the values (beside null) that have no effect."""
+"""Fields that would change sampling in an unsupported way, with the values (besides null) that have no effect."""
 
 
 class BadRequest(ValueError):
@@ -45,11 +45,11 @@ class BadRequest(ValueError):
 class ChatRequest:
     """A validated request."""
 
-    model: str = ""  # name that the client gave
+    model: str = ""  # as named by the client
     messages: Sequence[Mapping[str, Any]]  # arguments of calls are objects; tool results follow the order of the calls
     call_ids: frozenset[str] = frozenset()  # of all calls in the messages
     tools: Sequence[Mapping[str, Any]] = ()
-    reads_calls: bool = True  # False where `tool_choice` is "none"
+    reads_calls: bool = True  # False if `tool_choice` is "none"
     parallel: bool = True  # False: only the first call of a turn counts
     max_tokens: int = 0  # 0: the client sets no limit
     temperature: float | None = None  # None: the client did not choose
@@ -57,7 +57,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     stream: bool = False
-    tells_usage: bool = False  # at the end of a stream
+    tells_usage: bool = False  # whether a stream ends with the token usage
     digest: str = ""  # of the whole body, independent of the order of keys
 
     def sampling(self, default: Sampling) -> Sampling:
@@ -159,7 +159,7 @@ def _in_order_of_calls(messages: Sequence[Any]) -> list[Any]:
     """The messages, with the tool results of each turn in the order of its calls."""
     ordered: list[Any] = []
     places: dict[str, int] = {}
-    run: list[tuple[int, int, Any]] = []  # of results: position of the call, own position, message
+    run: list[tuple[int, int, Any]] = []  # tool results: position of the call, of the message, message
     for number, message in enumerate(messages):
         fields = cast(dict[str, Any], message) if isinstance(message, dict) else {}
         if fields.get("role") == "tool":
@@ -221,7 +221,7 @@ def _short(value: Any) -> str:
     return repr(value)[:80]
 
 
-# ---------------------------------------------------------------- the answer
+# ---------------------------------------------------------------- response
 
 
 def message_of(answer: Answer, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Anthropic's Messages: a request as a `ChatRequest`, and the response in that format.
 
-The body is rewritten as one of chat completions and parsed by the same code. Both formats therefore behave alike, and
-a conversation is matched in either. https://docs.anthropic.com/en/api/messages
+The body is converted to a chat completions request and parsed by the same code, so that both formats behave alike and
+conversations match in either. https://docs.anthropic.com/en/api/messages
 """
 
 import json
@@ -18,7 +18,7 @@ ERRORS = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-CHOICES = {"any": "required", "tool": "a tool by name"}  # as OpenAI has them; others have the same name
+CHOICES = {"any": "required", "tool": "a tool by name"}  # OpenAI's names; other names are the same
 ALIKE = ("model", "temperature", "top_p", "top_k", "stream")
 UNSUPPORTED = ("mcp_servers", "container", "context_management")
 
@@ -108,11 +108,11 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
     return cast(dict[str, Any], value or {})
 
 
-# ---------------------------------------------------------------- the answer
+# ---------------------------------------------------------------- response
 
 
 def whole(name: str, model: str, end: Finished) -> dict[str, Any]:
-    """A `message`."""
+    """The whole response, a `message`."""
     said = end.message
     blocks: list[dict[str, Any]] = []
     if thought := said.get("reasoning_content"):
@@ -132,12 +132,12 @@ def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:
 
 
 class Events:
-    """The events of a streamed response, from OpenAI's deltas. The count of prompt tokens comes with the last event."""
+    """The events of a streamed response, from OpenAI's deltas. The last event has the prompt token count."""
 
     def __init__(self, name: str, model: str) -> None:
         self._start = _message(name, model) | {"usage": {"input_tokens": 0, "output_tokens": 0}}
-        self._index = -1  # of the open block
-        self._open = ""  # its kind
+        self._index = -1  # index of the open block
+        self._open = ""  # kind of the open block
 
     def begin(self) -> bytes:
         return _event("message_start", message=self._start)
