@@ -1,4 +1,4 @@
-"""Settings for tests, derived from `RunConfig` as a run's are, with what a test changes."""
+"""Settings for tests, derived from `RunConfig` as in a run, with a test's changes."""
 
 import sys
 from dataclasses import replace
@@ -14,22 +14,22 @@ from scheduler.planner.capacity import Pools, pools_of
 
 
 def small_config(**values: Any) -> RunConfig:
-    """`engine__replicas` is engine.replicas."""
+    """The small configuration with changes; `engine__replicas` means engine.replicas."""
     return with_values(SMALL, {name.replace("__", "."): value for name, value in values.items()})
 
 
 def loss(**changes: Any) -> AlgorithmConfig:
-    """Of a run without an importance correction."""
+    """Settings of the loss without an importance correction."""
     return AlgorithmConfig(**{"correction": "none", "reference_model": "reference", **changes})
 
 
 def limits(**changes: Any) -> LearnerConfig:
-    """Of padded rows, as with `attention` sdpa."""
+    """Settings of the learner with padded rows, as with `attention` sdpa."""
     return LearnerConfig(**{"attention": "sdpa", "micro_batch_tokens": 2_048, **changes})
 
 
 def learner(**changes: Any) -> RunConfig:
-    """A small run with these settings changed, each named without its branch: the learner's come first."""
+    """A small run with changed settings, named without their branch; the learner's have precedence."""
     return _changed(changes, ("learner", "optimizer", "algorithm", "rollout", "engine"))
 
 
@@ -41,7 +41,7 @@ def _changed(changes: dict[str, Any], branches: tuple[str, ...], small: RunConfi
 
 
 def engine(**changes: Any) -> RunConfig:
-    """As `learner`, for an engine of any context; the engine's settings come first."""
+    """As `learner`, for an engine with any context; the engine's settings have precedence."""
     budgets = {"rollout.max_response_tokens": 8, "evaluate.max_response_tokens": 8}
     return _changed(changes, ("engine", "detector"), with_values(SMALL, budgets))
 
@@ -51,12 +51,12 @@ def program(**changes: Any) -> Limits:
 
 
 def pool(groups: Groups | None = None, *, only: str = "", python: str = sys.executable, **changes: Any) -> SandboxPool:
-    """`only`: the isolation level that it must reach, nothing less."""
+    """A pool; `only`: the isolation level that it must reach."""
     levels = (IsolationLevel(only),) if only else ()
     return SandboxPool(SandboxConfig(**changes), groups, levels=levels, python=python)
 
 
 def pools(**changes: Any) -> Pools:
-    """GPUs that engines and ranks share, where an engine takes all that is left."""
+    """GPUs that engines and ranks share; an engine takes all free memory."""
     found = pools_of(RunConfig(), engine_gpus=1, learner_gpus=1, colocated=True)
     return replace(found, takes_rest=True, **changes)

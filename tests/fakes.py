@@ -1,4 +1,4 @@
-"""Stand-ins at the Protocol seams: a chat of single characters, a policy with one skill, a sandbox that adds."""
+"""Fakes for the Protocols: a chat with one token per character, a policy with one skill, a sandbox that adds."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ END = 0  # the end-of-turn token
 def registration(
     name: str, capacity: int, *, max_running: int = 8, block_tokens: int = 16, **rest: Any
 ) -> Registration:
-    """A replica of this many KV tokens."""
+    """The registration of a replica with this many KV tokens."""
     return Registration(
         replica_id=name, kv_capacity_tokens=capacity, max_running=max_running, block_tokens=block_tokens, **rest
     )
@@ -61,7 +61,7 @@ def registration(
 
 @dataclass(frozen=True)
 class Orders:
-    """What a replica received at once, by kind."""
+    """One batch of orders that a replica received, by kind."""
 
     number: int
     admissions: tuple[Grant, ...]
@@ -80,14 +80,14 @@ async def next_orders(balancer: BalancerService, replica: str, acknowledged: int
 
 
 async def drained(balancer: BalancerService) -> None:
-    """Wait until every end has been reported to the balancer."""
+    """Wait until the balancer has received the end of every rollout."""
     async with asyncio.timeout(30):
         while (now := await balancer.snapshot()).waiting + now.in_flight:
             await asyncio.sleep(0.005)
 
 
 class Local(Service[A]):
-    """A `Service` of an object in this process."""
+    """A `Service` for an object in this process."""
 
     def __init__(self, core: A, name: str = "balancer") -> None:
         super().__init__(core, name)
@@ -126,7 +126,7 @@ def answer(text: str) -> str:
 
 @dataclass
 class ScriptedEngine:
-    """Says what its script says, turn by turn."""
+    """Returns the script's completions in order."""
 
     completions: list[str]
     policy_version: int = 0
@@ -150,7 +150,7 @@ def as_completion(text: str, max_tokens: int, policy_version: int = 0) -> Comple
 
 @dataclass
 class SkilledPolicy:
-    """Adds two numbers with the tool; with chance 1 - `skill` it subtracts, with `slip` its first call raises."""
+    """Adds two numbers with the tool; with probability 1 - `skill` it subtracts, with `slip` its first call raises."""
 
     skill: float = 0.4
     slip: float = 0.3
@@ -171,7 +171,7 @@ class SkilledPolicy:
 
 
 class AddingSandbox:
-    """Knows a+b and a-b; anything else raises."""
+    """Computes a+b and a-b; any other program is an error."""
 
     async def __call__(self, call: ToolCall) -> ToolResult:
         await asyncio.sleep(0)
@@ -183,7 +183,7 @@ class AddingSandbox:
 
 
 class UnreliableSandbox(AddingSandbox):
-    """Our own failure on every n-th call: no result."""
+    """Every n-th call fails in the system, without a result."""
 
     def __init__(self, *, fails_every: int) -> None:
         self._fails_every = fails_every
@@ -198,7 +198,7 @@ class UnreliableSandbox(AddingSandbox):
 
 @dataclass
 class PlainTools:
-    """A worker's tools where all calls go to one sandbox; the rollouts whose tools were closed are kept."""
+    """Tools of a worker that send all calls to one sandbox; `closed` has the rollouts whose tools were closed."""
 
     sandbox: AddingSandbox = field(default_factory=AddingSandbox)
     environment: str = ""
@@ -210,7 +210,7 @@ class PlainTools:
 
 @dataclass
 class OpenTools:
-    """Of one rollout."""
+    """The tools of one rollout."""
 
     tools: PlainTools
     state: RolloutState
@@ -239,7 +239,7 @@ class LocalRollouts:
 
     policy: SkilledPolicy
     execute: AddingSandbox = field(default_factory=AddingSandbox)
-    latest: frozenset[str] = frozenset()  # ids of the latest run, which the real part takes no second time
+    latest: frozenset[str] = frozenset()  # ids of the latest run, which the real class refuses to run again
     num_ended: int = 0
     num_abandoned: int = 0  # calls
 
@@ -267,13 +267,13 @@ class LocalRollouts:
 
 @dataclass
 class SkillLearner:
-    """Its whole model is the policy's skill and slip: they move with the advantages of what was done."""
+    """Its model is the policy's skill and slip, which change with the advantages of the trained actions."""
 
     policy: SkilledPolicy
     rate: float = 0.05
     steps: int = 0
     batches: list[list[TrainingRow]] = field(default_factory=list)
-    wrote: list[Path] = field(default_factory=list)  # since `written` was asked last
+    wrote: list[Path] = field(default_factory=list)  # since the last call of `written`
 
     async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
         self.batches.append(list(rows))
@@ -319,7 +319,7 @@ class SkillLearner:
 
 
 Published = tuple[int, float, float, int]
-"""A version, and the weights under it: skill, slip, and the updates behind them."""
+"""A version and its weights: skill, slip, and the number of updates."""
 
 
 def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) -> UpdateResult:
@@ -331,7 +331,7 @@ def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) ->
 
 
 class FakeServices:
-    """The `Services` of a run in one process; a test may put another function in the place of a method."""
+    """The `Services` of a run in one process; a test may replace methods."""
 
     def __init__(self, policy: SkilledPolicy, learner: SkillLearner, published: list[Published]) -> None:
         self._policy, self._learner, self._published = policy, learner, published
@@ -374,7 +374,7 @@ def fake_context(
     services: Mapping[str, Any] = MappingProxyType({}),
     **rollouts: object,
 ) -> RunContext:
-    """A run in this process; `services` has functions in the place of methods of `FakeServices`."""
+    """A run in this process; the functions in `services` replace methods of `FakeServices`."""
     learner = learner or SkillLearner(policy)
     fake = FakeServices(policy, learner, [] if published is None else published)
     for name, function in services.items():
@@ -417,7 +417,7 @@ def summary(rollout_id: str = "r", **changes: object) -> TrajectorySummary:
 
 
 class InProcess:
-    """Runs the tiny world's own programs here; stands for the sandbox."""
+    """Replaces the sandbox: runs the programs of scale tiny in this process."""
 
     def __init__(self) -> None:
         self.codes: list[str] = []
@@ -442,7 +442,7 @@ class InProcess:
 
 
 class KeptMetrics:
-    """Stands for Prometheus: the metrics of one meter, by name and labels as it writes them."""
+    """Replaces Prometheus: the metrics of one meter, by name and labels in Prometheus's format."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}

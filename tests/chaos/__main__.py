@@ -1,7 +1,7 @@
-"""`make chaos`: faults put into one real run at scale tiny, one after the other; a line for each, JSON at the end.
+"""`make chaos`: injects faults into one real run at scale tiny, one after another; prints a line for each, then JSON.
 
-A fault is put in at a random moment of a step, or in the phase that it is about (`tests.chaos.faults`), and the run
-has to notice it, say so, lose nothing and come back to full speed (`tests.chaos.campaign`).
+A fault is injected at a random time of a step, or in its phase (`tests.chaos.faults`). The run must detect it, log it,
+lose nothing and return to full speed (`tests.chaos.campaign`).
 """
 
 import argparse
@@ -22,9 +22,9 @@ from tests.chaos.run import REPOSITORY, Run, make_policy
 
 
 def verified(run: Run) -> list[str]:
-    """What is wrong in the run directory, a line each.
+    """Errors in the run directory, one line each.
 
-    Checkpoints that the run has quarantined or reported missing are expected to be wrong.
+    Errors are expected in checkpoints that the run has quarantined or reported as missing.
     """
     found = faults_of_run(run.path)
     known = any("the row is missing" in line.line for line in run.said)

@@ -1,7 +1,7 @@
-"""Cases on one run: a fault is put in, and what the run does then is judged.
+"""Cases on one run: injects a fault and checks how the run reacts.
 
-A fault is over when every part is there again and a step has taken no longer than steps did before; one that is not
-over in time is a hang.
+A fault is over when every part is running again and a step takes no longer than before the fault; one that is not over
+in time is a hang.
 """
 
 import itertools
@@ -19,32 +19,32 @@ from tests.chaos.run import Run
 
 START_S = 1_800.0
 OVER_S = 300.0
-"""Longest until full speed is back, by default: a run ends 90 s after its head has stopped, starting again
-takes 60 s, and beside other work all of it does several times."""
+"""Default limit until full speed: a run ends 90 s after its head has stopped and takes 60 s to start again; on a busy
+machine both take several times as long."""
 UNDO_S = 30.0
-"""After so long a fault that is still in is taken out: as long as it may take to be noticed."""
+"""A fault is removed after this time, which is also the limit until it must be detected."""
 CALM_STEPS = 4
 SLOW = 1.6
-"""Times the median of calm steps: a step that takes longer is not at full speed ..."""
+"""Factor of the median time of calm steps: a step that takes longer is not at full speed ..."""
 ENOUGH_STEPS = 3
-"""... unless it is the third since every part was there: then the machine has others to serve."""
+"""... unless it is the third after every part is running: then the machine is busy with other work."""
 LOST_WORDS = re.compile(r"was lost|died| is killed|silent for|no step for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One line."""
+    """The result of one fault."""
 
     fault: str
     seed: int
     outcome: str  # continues, continues when started again, ended by itself, hang, not put in
-    notice_s: float | None = None  # until the run said what it had lost
-    full_speed_s: float | None = None  # until the first step at full speed began, all parts being there
-    dropped: int = 0  # rollouts that the fault itself ended, named by their reason
+    notice_s: float | None = None  # until the run logged the loss
+    full_speed_s: float | None = None  # until the first step at full speed began, with all parts running
+    dropped: int = 0  # rollouts that this fault ended, by their reason
     lost: int = 0  # rollouts that ended for another internal reason
     twice: int = 0
     named: bool = True
-    late: bool = False  # it was noticed later than it should
+    late: bool = False  # it was detected too late
     steps: int = 0
 
     @property
@@ -62,7 +62,7 @@ class Campaign:
         self._parts: set[str] = set()
 
     def begin(self) -> None:
-        """Start, and see how long a step takes when nothing happens. Raises `TimeoutError`."""
+        """Start the run, and measure steps without faults. Raises `TimeoutError`."""
         run = self._run
         run.start()
         if not run.wait(lambda: not run.keep_up() and len(run.rows()) > CALM_STEPS, START_S):
@@ -72,7 +72,7 @@ class Campaign:
         print(f"a calm step takes {self._calm_s:.1f} s; parts: {', '.join(sorted(self._parts))}", flush=True)
 
     def play(self, kind: Kind, seed: int) -> Case:
-        """Put one fault in, and wait until it is over."""
+        """Inject one fault, and wait until it is over."""
         run, delay_s = self._run, random.Random(f"{kind.name} {seed}").uniform(0.0, self._calm_s)
         first_line, first_status, first_step = len(run.said), len(run.statuses), run.steps()
         time.sleep(delay_s)
@@ -127,8 +127,8 @@ class Campaign:
     ) -> float | None:
         """Seconds until the first step at full speed began; None for a hang.
 
-        A fault that must be logged is not over before, for `patience_s`: it may meet no rollout of a short
-        step, or be seen in the next.
+        A fault that must be logged is not over before that, for up to `patience_s`: it may affect no rollout of a
+        short step, or be detected in the next.
         """
         run, known = self._run, len(self._run.rows())
         seen: dict[int, float] = {}
@@ -144,7 +144,7 @@ class Campaign:
             elif complete_s is None:
                 complete_s = now
             rows = run.rows()
-            known = min(known, len(rows))  # the stage went back to a checkpoint
+            known = min(known, len(rows))  # the stage resumed from a checkpoint
             for position in range(known, len(rows)):
                 step_s = rows[position]["step_s"]
                 began_s = now - step_s
@@ -172,7 +172,7 @@ class Campaign:
         self._run.wait(lambda: not self._run.missing(self._parts - set(kind.without)), START_S)
 
     def _dropped(self, after_step: int, expected: str) -> tuple[int, int]:
-        """Rollouts that were dropped since that step: for the reason expected, and for another."""
+        """Numbers of rollouts dropped since that step: for the expected reason, and for others."""
         reasons = [
             row["reasons"][rollout_id]
             for row in read_rows(self._run.path / LEDGER)
@@ -183,7 +183,7 @@ class Campaign:
         return rightly, len(reasons) - rightly
 
     def _twice(self) -> int:
-        """Steps that the log has twice, or whose weights are not one update further than those before."""
+        """Number of steps that the log has twice, or that skip a policy version."""
         rows = self._run.rows()
         twice = len(rows) - len({row["step"] for row in rows})
         for before, after in itertools.pairwise(rows):

@@ -1,4 +1,4 @@
-"""The command that the harness starts: stage 1, or with `evaluate` first an evaluation, `tests.chaos.seams` let in."""
+"""The command that the harness starts, with `tests.chaos.seams` installed: stage 1, or an evaluation (`evaluate`)."""
 
 import sys
 

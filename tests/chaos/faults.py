@@ -1,4 +1,4 @@
-"""The kinds of faults: what is done to the run, what it must say of it, and what it may cost."""
+"""The kinds of faults: how each is injected, what the run must log, and what it may lose."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ from tests.chaos.run import Run
 
 Undo = Callable[[], None]
 Fault = Callable[[Run], Undo | None]
-"""Puts a fault in; what it returns takes it out again, once the run has noticed it."""
+"""Injects a fault; the returned function removes it when the run has detected it."""
 
 FOUND_S = 30.0
 PHASE_S = 60.0
@@ -23,26 +23,26 @@ STOPPED_S = 3.0
 ALL_STOPPED_S = 10.0
 DAY_S = 86_400.0
 DEATH_S = 10.0
-"""A death is to be noticed within so long ..."""
+"""Limit for the detection of a death ..."""
 WEDGE_S = 22.5
-"""... and a wedge within one and a half times its limit at scale tiny."""
+"""... and of a hung process: one and a half times its limit at scale tiny."""
 
 
 class NotPutIn(Exception):
-    """The run did not come to where the fault belongs."""
+    """The run did not reach the phase or state that the fault needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One fault."""
+    """One kind of fault, and the expected reaction."""
 
     name: str
     fault: Fault
-    says: tuple[str, ...] = ()  # each stands in a line of the run; none where nothing is lost
-    ends: bool = False  # the command ends, and continues where it is given again
-    drops: str = ""  # what stands in the reasons of rollouts that this fault may end
-    harmless: bool = False  # nothing may be killed for it
-    may_pass: bool = False  # it may meet nobody: then nothing is said, and nothing is lost
+    says: tuple[str, ...] = ()  # texts of which each must be in a line of the log; empty if nothing is lost
+    ends: bool = False  # the command ends, and resumes when it is started again
+    drops: str = ""  # text in the reasons of rollouts that this fault may end
+    harmless: bool = False  # the run must kill nothing
+    may_pass: bool = False  # it may have no effect: then nothing is logged or lost
     without: tuple[str, ...] = ()  # parts that the run continues without
     noticed_within_s: float = math.inf
 
@@ -69,7 +69,7 @@ def send(number: signal.Signals, *names: str) -> Fault:
 
 
 def stopped_for(seconds: float, *names: str) -> Fault:
-    """Stopped, and continuing before its limit."""
+    """Stop processes, and continue them before their limit."""
 
     def fault(run: Run) -> None:
         _stop([found(run, name) for name in names], seconds)
@@ -103,13 +103,13 @@ def to_driver(number: signal.Signals) -> Fault:
 
 
 def driver_stopped(run: Run) -> None:
-    """As when a laptop sleeps, and only the driver notices."""
+    """Stop only the driver for a while."""
     assert run.driver is not None
     _stop([psutil.Process(run.driver.pid)], ALL_STOPPED_S)
 
 
 def to_ray(program: str, number: signal.Signals) -> Fault:
-    """One of Ray's own processes, a child of the driver that the harness started."""
+    """Signal one of Ray's processes, a child of the driver that the harness started."""
 
     def fault(run: Run) -> None:
         for process in run.note_family():
@@ -123,7 +123,7 @@ def to_ray(program: str, number: signal.Signals) -> Fault:
 
 
 def during(phase: str, fault: Fault) -> Fault:
-    """As soon as the run is in this phase."""
+    """Inject a fault as soon as the run is in this phase."""
 
     def put_in(run: Run) -> Undo | None:
         if not run.wait(lambda: run.phase == phase, PHASE_S, every_s=0.002):
@@ -135,7 +135,7 @@ def during(phase: str, fault: Fault) -> Fault:
 
 
 def held(phase: str, fault: Fault) -> Fault:
-    """In this phase, which does not continue before the fault is in."""
+    """Inject a fault in this phase, which does not continue before that."""
 
     def put_in(run: Run) -> Undo | None:
         hold = run.control / f"hold {phase}"
@@ -149,7 +149,7 @@ def held(phase: str, fault: Fault) -> Fault:
 
 
 def in_its_start(number: signal.Signals, run: Run) -> None:
-    """A worker is lost, and hit again while its engine starts."""
+    """Kill a worker, and signal it again while its engine starts."""
     (run.control / "starting").unlink(missing_ok=True)
     found(run, "generation/1").kill()
     if not run.wait(lambda: run.starting() is not None, PHASE_S, every_s=0.05):
@@ -162,7 +162,7 @@ def in_its_start(number: signal.Signals, run: Run) -> None:
 
 
 def driver_in_its_start(run: Run) -> None:
-    """The driver dies, and dies again while its actors start."""
+    """Kill the driver, and again while its actors start."""
     to_driver(signal.SIGKILL)(run)
     assert run.driver is not None
     run.driver.wait(20)
@@ -172,7 +172,7 @@ def driver_in_its_start(run: Run) -> None:
 
 
 def damaged(pattern: str, change: Callable[[bytes], bytes | None]) -> Fault:
-    """The driver dies, and then a file of the run directory is damaged, or gone."""
+    """Kill the driver, and then damage or remove a file of the run directory."""
 
     def fault(run: Run) -> None:
         to_driver(signal.SIGKILL)(run)
@@ -199,9 +199,9 @@ def half(data: bytes) -> bytes:
 
 
 def file(name: str, text: str, seconds: float = 60.0, *, says: str = "") -> Fault:
-    """A file in the folder of faults (see `tests.chaos.seams`), over two steps, or until the time is out.
+    """Create a file in the folder of faults (see `tests.chaos.seams`) for two steps, at most for `seconds`.
 
-    It stays for longer where the run has not said this yet: what befalls some rollouts may befall none in two steps.
+    It stays longer if the run has not logged `says`: a fault of some rollouts may affect none in two steps.
     """
 
     def fault(run: Run) -> None:
@@ -219,7 +219,7 @@ def file(name: str, text: str, seconds: float = 60.0, *, says: str = "") -> Faul
 
 
 def limited(name: str, limit: int, value: int) -> Fault:
-    """A process meets its end of a resource, as of a disk or of memory; the limit is lifted if it lives on."""
+    """Limit a resource of a process, such as disk or memory; the limit is removed if the process survives."""
 
     def fault(run: Run) -> Undo:
         process = found(run, name)
@@ -237,7 +237,7 @@ def limited(name: str, limit: int, value: int) -> Fault:
 
 
 def silent_child(run: Run) -> None:
-    """A warm server of the sandbox's pool is stopped."""
+    """Stop a warm server of the sandbox's pool."""
     found(run, "sandbox/0 child").send_signal(signal.SIGSTOP)
 
 
@@ -271,11 +271,11 @@ REWARDS = {
     "reward's process ends": ("ends of a few", "ended without an answer"),
     "reward is not a number": ("gives nothing of a few", "no number"),
 }
-"""What the run's reward does (`tests.chaos.own`), and what the run has to say of it."""
+"""The behaviour of the run's reward (`tests.chaos.own`), and what the run must log."""
 
 
 def _in_phase(phase: str, fault: Fault) -> Fault:
-    """Resampling is over in less time than it takes to see that it has begun."""
+    """Inject a fault in a phase; resampling is held because it is too short to detect."""
     return (held if phase == "resampling" else during)(phase, fault)
 
 
@@ -284,7 +284,7 @@ def _actor(name: str) -> str:
 
 
 def _said_of(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """What names the loss of all these; of ranks one is named, and ends the others, dead or not."""
+    """Texts that name the loss of these parts; for several ranks one name is enough, as its loss ends all ranks."""
     ranks = [part for part in parts if part.startswith("learner/")]
     return ("learner/rank-",) if len(ranks) == len(parts) > 1 else tuple(map(_actor, parts))
 

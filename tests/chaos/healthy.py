@@ -1,8 +1,8 @@
-"""`python -m tests.chaos.healthy`: does the detector leave alone what is merely slow?
+"""`python -m tests.chaos.healthy`: checks that the detector does not kill parts that are only slow.
 
-`make train`'s command, several times at once, beside two busy loops; now and then all of a run's processes are stopped
-together for 10 s, as a laptop that sleeps does, and continue. Nothing may be killed or lost, neither actors nor the
-sandbox's workers. All runs have one seed; a program whose time is over while it is stopped may make a figure differ.
+Runs the command of `make train` several times in parallel, beside two busy loops. At random times it stops all
+processes of a run for 10 s, as when a laptop sleeps. No actor and no sandbox worker may be killed or lost. All runs
+have the same seed; figures may differ if a program's time limit passes while it is stopped.
 """
 
 import argparse
@@ -29,14 +29,14 @@ POOL_LOST = "were lost, and others started"
 
 
 class Training(Run):
-    """The whole recipe."""
+    """A run of the whole recipe."""
 
     def _command(self) -> list[str]:
         return [sys.executable, "recipes/train.py", "--run-dir", str(self.path), *self._options]
 
 
 def play(run: Run, rng: random.Random, every_s: float) -> int:
-    """Stop it all at random moments until it ends; how many times."""
+    """Stop all processes of the run at random times until it ends; returns how many times."""
     assert run.driver is not None
     stops, until = 0, time.monotonic() + OVER_S
     while time.monotonic() < until:

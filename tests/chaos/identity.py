@@ -1,11 +1,11 @@
-"""`python -m tests.chaos.identity`: is a run that was killed again and again the run that never was?
+"""`python -m tests.chaos.identity`: compares a run that was killed repeatedly with one that was not.
 
-Two runs of the same command: one alone, and one whose driver is ended by SIGKILL at random moments and started again.
-Every step's row (without times), every rollout's status and tokens, and the weights of the last checkpoint must be
-equal. What each kill cost is printed: steps done again, and seconds until the run had caught up.
+Two runs of the same command: one undisturbed, and one whose driver is killed (SIGKILL) at random times and started
+again. Every step's row (without times), every rollout's status and tokens, and the weights of the last checkpoint must
+be equal. Prints the cost of each kill: steps repeated, and seconds until the run had caught up.
 
-With `--staleness` above 0 no run is alone: steps that had ended before a kill must be repeated to the same rows, tokens
-and weights, and what comes after is sampled as it comes (docs/determinism.md).
+With `--staleness` above 0 there is no undisturbed run: steps that had ended before a kill must have the same rows,
+tokens and weights after it; later steps may be sampled differently (docs/determinism.md).
 """
 
 import argparse
@@ -28,7 +28,7 @@ from rstar_ray.run_dir.served_weights import read_weights
 from tests.chaos.run import REPOSITORY, Run, make_policy
 
 UNSTABLE = ("balancer", "longest", "last_ended", "publish/", "memory_bytes/", "restarts", "judge_retries")
-"""How names of metrics begin that depend on machines and retries; those of time end in `_s`."""
+"""Prefixes of metrics that depend on machines and retries; metrics of time end in `_s`."""
 
 
 def deterministic(row: dict[str, Any]) -> dict[str, Any]:
@@ -37,13 +37,13 @@ def deterministic(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def computed(run: Run) -> list[dict[str, Any]]:
-    """A run's rows without what tells of time, its ledger, and the tokens of every rollout that is on record."""
+    """A run's rows without times, its ledger, and the tokens of every recorded rollout."""
     rows = [deterministic(row) for row in run.rows()]
     return [*rows, *read_rows(run.path / LEDGER), *_tokens(run)]
 
 
 def _tokens(run: Run) -> list[dict[str, Any]]:
-    """By id: an evaluation's rollouts are recorded in the order in which they end."""
+    """Tokens by rollout id, as an evaluation's rollouts are recorded in the order in which they end."""
     rollouts = [row for path in sorted(run.path.glob("trajectories/*.jsonl")) for row in read_rows(path)]
     return [
         {
@@ -57,7 +57,7 @@ def _tokens(run: Run) -> list[dict[str, Any]]:
 
 
 def weights(run: Run) -> dict[str, str]:
-    """Checksums of what the last checkpoint holds, but for what the balancer knows: some was done again."""
+    """Checksums of the last checkpoint's files except the balancer's state, which repeated work changes."""
     newest = RunDir(run.path).newest_checkpoint("stage1")
     assert newest is not None
     files = read_json(newest.path / "manifest.json")["files"]
@@ -65,21 +65,21 @@ def weights(run: Run) -> dict[str, str]:
 
 
 def finish(run: Run, steps: int, seconds: float) -> bool:
-    """Whether the command ends in time, after its last step."""
+    """True if the command ends in time, after its last step."""
     return run.wait(lambda: run.driver is None or run.driver.poll() is not None, seconds) and run.steps() == steps
 
 
 def _ended(run: Run, steps: int) -> bool:
-    """A kill after the last step leaves nothing to do but to end."""
+    """True if the run has ended: after a kill in the last step there may be no further step."""
     return run.steps() == steps and (run.driver is None or run.driver.poll() is not None)
 
 
 Ended = dict[str, Any]
-"""What is on record of steps that have ended, by table and step."""
+"""Records of steps that have ended, by table and step."""
 
 
 def ended(run: Run) -> Ended:
-    """Rows, statuses, tokens and checksums of the steps that the record of served weights says have ended."""
+    """Rows, statuses, tokens and checksums of the steps that have ended by the record of served weights."""
     weights = {row.step: row for row in read_weights(RunDir(run.path).journal_path)}
     tables = {
         "row": [deterministic(row) for row in run.rows()],
@@ -96,7 +96,7 @@ def ended(run: Run) -> Ended:
 def play(
     run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float, before: list[Ended] | None = None
 ) -> list[dict[str, Any]]:
-    """Kill the driver so many times over the run; what each cost. `before` takes what had ended at each kill."""
+    """Kill the driver `kills` times during the run; returns the costs. `before` receives the records at each kill."""
     costs: list[dict[str, Any]] = []
     for kill in range(kills):
         at_least = steps * kill // kills  # spread over the run
@@ -110,7 +110,7 @@ def play(
         killed_s, said = time.monotonic(), len(run.said)
         run.driver.send_signal(signal.SIGKILL)
         run.driver.wait(20)
-        reached = run.steps()  # it may have ended one more just before
+        reached = run.steps()  # another step may have ended just before
         if before is not None:
             before.append(ended(run))
         run.keep_up()
@@ -126,7 +126,7 @@ def play(
 
 
 def repeats_ended_steps(options: argparse.Namespace, folder: Path, policy: Path) -> int:
-    """Whether steps that had ended at a kill end the same way in the run that continues."""
+    """Check that steps that had ended at a kill have the same records in the resumed run; returns the exit status."""
     recorded = ("--checkpoint.trajectories-every-steps", "1", "--checkpoint.every-steps", "6")
     ahead = ("--staleness", str(options.staleness), "--evaluate.every-steps", "0")
     run, before = Run(folder / "killed", policy, steps=options.steps, options=(*recorded, *ahead)), list[Ended]()

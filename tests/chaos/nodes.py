@@ -1,10 +1,10 @@
-"""`python -m tests.chaos.nodes`: a run on two Ray nodes of this machine, one of which is lost.
+"""`python -m tests.chaos.nodes`: a run on two Ray nodes of this machine, one of which fails.
 
-With a rank and a replica on each, the node's parts find room on another node, or it comes back, or neither, and then
-the run ends and says so. Where a node can have a separate network here (`has_far`), it is cut off too, or halted with
-all that is on it, until Ray gives it up, and is back once the run continues without it. With one rank the node without
-it is lost, and with it a replica alone and the trajectories that lie there. With `--smaller` the command is given with
-`--on-insufficient-resources scale-down`, and continues with what is left.
+With a rank and a replica on each node, the lost node's parts move to another node, or it returns, or neither, and then
+the run ends with a message. If a node can have a separate network here (`has_far`), it is also disconnected, or paused
+with all its processes, until Ray declares it dead, and returns when the run continues without it. With one rank, the
+node without the rank is lost, with a replica and the trajectories stored there. With `--smaller` the command has
+`--on-insufficient-resources scale-down`, and continues with the remaining resources.
 """
 
 import argparse
@@ -43,13 +43,13 @@ OBJECT_STORE_BYTES = 100 * 2**20
 
 
 class Far:
-    """A node in a separate network: one link leads to the head, which can be cut. The link goes with its processes.
+    """A node in a separate network, whose only link to the head can be cut. The link ends with its processes.
 
-    Ray is started on it as by hand, with `ray start`; where it has ended, `start` gives it a node again.
+    Ray is started on it with `ray start`, as by a user; after Ray has ended, `start` starts it again.
     """
 
     def __init__(self, number: int, head: str, interface: str) -> None:
-        """`head`: the address at which Ray is joined. `interface`: what the link is called on the node."""
+        """`head`: the address of Ray's head. `interface`: the name of the link on the node."""
         self._head = head
         self._link, near, self.address = f"chaos-{number}", f"10.77.{number}.1", f"10.77.{number}.2"
         self._network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
@@ -72,7 +72,7 @@ class Far:
 
     @property
     def network(self) -> int:
-        """The process that it lives as long as."""
+        """The process that keeps the network alive."""
         return self._network.pid
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class Far:
         self._ray = subprocess.Popen([*self._inside, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def processes(self) -> list[psutil.Process]:
-        """What Ray has on it, as far as its parents live."""
+        """Ray's processes on it whose parents are alive."""
         assert self._ray is not None, "not started"
         with contextlib.suppress(psutil.NoSuchProcess):
             top = psutil.Process(self._ray.pid)
@@ -93,7 +93,7 @@ class Far:
         return self._ray is None or self._ray.poll() is not None
 
     def lose(self) -> None:
-        """SIGKILL to Ray's own processes; their workers end with them."""
+        """Kill Ray's own processes; their workers end with them."""
         for process in self.processes()[:1]:
             for own in [process, *process.children()]:
                 _send(own, signal.SIGKILL)
@@ -105,19 +105,19 @@ class Far:
         _ip("link", "set", self._link, "up")
 
     def pause(self) -> None:
-        """All that is on it, as a machine that is halted: what it was doing it continues with at `wake`."""
+        """Stop all its processes, as on a halted machine; they continue at `wake`."""
         self._paused = self.processes()
         for process in self._paused:
             _send(process, signal.SIGSTOP)
 
     def wake(self) -> None:
-        """The workers first: for a moment they are there without the raylet that is to end them."""
+        """Continue the workers first: for a moment they run without the raylet that must end them."""
         for process in reversed(self._paused):
             _send(process, signal.SIGCONT)
         self._paused = []
 
     def end(self) -> None:
-        """The network, once Ray has left it."""
+        """End the network, after Ray has ended."""
         self._network.kill()
         self._network.wait()
 
@@ -132,11 +132,11 @@ def _ip(*words: str, inside: Sequence[str] = ()) -> None:
 
 
 class Nodes:
-    """A separate Ray: a head, and nodes with room for one bundle that come and go. Ends what it started alone."""
+    """A separate Ray cluster: a head, and nodes for one bundle each. Ends only processes that it started."""
 
     def __init__(self, control: Path, head_cpus: int, *, far: bool) -> None:
-        """`control`: what `tests.chaos.seams` asks, in every process that a node starts. `far`: each of those that join
-        has a separate network."""
+        """`control`: the folder that `tests.chaos.seams` reads, in every process of a node. `far`: nodes that join have
+        separate networks."""
         self._environment = dict(os.environ)
         os.environ |= {VARIABLE: str(control), "PYTHONPATH": str(REPOSITORY)}
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -144,7 +144,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
         from ray.util import get_node_ip_address
 
-        # By a host's name gloo finds the loopback on many a machine; a variable is for all nodes, so is the name in it.
+        # On many machines gloo resolves the host name to the loopback. The variable applies to all nodes.
         self._interface = interface_of(get_node_ip_address())
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface
         shared = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
@@ -153,16 +153,16 @@ class Nodes:
         self._shared = shared
         self.far = far
         self._fars: list[Far] = []
-        self._other: Any = None  # the one that joined last
-        self._seen: dict[int, str] = {}  # every process seen below this one: its id and beginning
-        self._given_up: dict[int, str] = {}  # of these, those of nodes that Ray had given up before they were back
+        self._other: Any = None  # the node that joined last
+        self._seen: dict[int, str] = {}  # id and start time of every process seen below this one
+        self._given_up: dict[int, str] = {}  # of these, processes of nodes that Ray declared dead before they returned
 
     @property
     def address(self) -> str:
         return self._cluster.address
 
     def join(self) -> Any:
-        """Another; returns the one that was there."""
+        """Add a node; returns the previous one."""
         before = self._other
         if self.far:
             self._other = Far(len(self._fars), self.address, self._interface)
@@ -173,7 +173,7 @@ class Nodes:
         return before
 
     def lose(self, other: Any = None) -> None:
-        """SIGKILL to the raylet and all beside it; its workers end with it."""
+        """Kill a node's raylet and Ray's other processes; its workers end with it."""
         self._note()
         lost = other or self._other
         if isinstance(lost, Far):
@@ -182,8 +182,8 @@ class Nodes:
             self._cluster.remove_node(lost, allow_graceful=False)
 
     def cut(self, seconds: float) -> None:
-        """The node that joined last neither hears nor is heard for so long: its link is down, or its raylet is stopped,
-        and its workers continue."""
+        """Disconnect the node that joined last for this time: its link is down, or its raylet is stopped, while its
+        workers continue."""
         if isinstance(self._other, Far):
             self._other.cut()
             time.sleep(seconds)
@@ -196,7 +196,7 @@ class Nodes:
             raylet.send_signal(signal.SIGCONT)
 
     def given_up(self, run: Run, cut: Callable[[Far], None], hint: Callable[[Far], None]) -> Far:
-        """The one that joined last, cut off until Ray says that it is dead: what is measured begins there."""
+        """Disconnect the node that joined last until Ray declares it dead, when the measured time begins."""
         far = self._other
         assert isinstance(far, Far)
         self._note()
@@ -211,8 +211,8 @@ class Nodes:
         return far
 
     def start_again(self, far: Far, run: Run) -> None:
-        """As its supervisor does, once what was on it has ended by itself."""
-        if run.wait(far.has_ended, LEFT_S):  # else `end` names what is left
+        """Start a node again, as a supervisor does, when its processes have ended."""
+        if run.wait(far.has_ended, LEFT_S):  # otherwise `end` returns the remaining processes
             self._start(far)
 
     def _start(self, far: Far) -> None:
@@ -228,13 +228,13 @@ class Nodes:
         return any(node["NodeManagerAddress"] == far.address and node["Alive"] for node in table)
 
     def without(self, process: psutil.Process) -> Any:
-        """A node that joined and on which this process does not run."""
+        """A node, other than the head, on which this process does not run."""
         joined = [node for node in self._cluster.worker_nodes if _raylet(node) != process.ppid()]
         assert joined, "it is on every node"
         return joined[0]
 
     def end(self) -> list[str]:
-        """The names of processes that did not end with their node, which are killed."""
+        """End the cluster; kills processes that did not end with their node, and returns their names."""
         self._note()
         names = [f"{name}, of a node that Ray had given up" for name in _not_gone(self._given_up)]
         for far in self._fars:
@@ -257,7 +257,7 @@ class Nodes:
 
 
 def _not_gone(seen: Mapping[int, str]) -> list[str]:
-    """The names of those that do not end in time, which are killed."""
+    """Kill processes that do not end in time; returns their names."""
     gone_by_s, names = time.monotonic() + LEFT_S, list[str]()
     for pid, started in seen.items():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -272,7 +272,7 @@ def _not_gone(seen: Mapping[int, str]) -> list[str]:
 
 
 def has_far() -> bool:
-    """Whether nodes can have separate networks here: for root, on a machine that has one itself."""
+    """True if nodes can have separate networks here: as root, on a machine with a network."""
     from ray.util import get_node_ip_address
 
     there = all(map(shutil.which, ("ip", "nsenter", "unshare"))) and interface_of(get_node_ip_address()) != "lo"
@@ -280,7 +280,7 @@ def has_far() -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The one that has this address; a machine without a network has the loopback alone."""
+    """The interface with this address; the loopback on a machine without a network."""
     named = [name for name, has in psutil.net_if_addrs().items() if address in [one.address for one in has]]
     return named[0] if named else "lo"
 
@@ -291,7 +291,7 @@ def _raylet(node: Any) -> int:
 
 
 def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
-    """What becomes of a node under a run with so many ranks."""
+    """The faults of a node for a run with `ranks` ranks."""
 
     def elsewhere(run: Run) -> None:
         lost = nodes.join()
@@ -313,7 +313,7 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
         assert run.driver is not None
         run.driver.wait(ENDS_S)
         if not smaller:
-            nodes.join()  # and the same command continues
+            nodes.join()  # and the same command resumes
 
     said = ("was lost, with",)
     if ranks == 1:
@@ -342,7 +342,7 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
 
 
 def _given_up(nodes: Nodes, said: tuple[str, ...]) -> list[Kind]:
-    """Of a node that is cut off for longer than Ray waits; it is back once the run continues, or has begun to."""
+    """Faults of a node that is unreachable for longer than Ray waits; it returns when the run has continued."""
 
     def given_up_and_another(run: Run) -> Any:
         far = nodes.given_up(run, Far.cut, Far.hint)
@@ -367,7 +367,7 @@ def _given_up(nodes: Nodes, said: tuple[str, ...]) -> list[Kind]:
 def play(
     folder: Path, policy: Path, *, ranks: int, seeds: int, smaller: bool = False, over_s: float = OVER_S
 ) -> tuple[list[Case], list[str]]:
-    """The cases, and what was wrong at the end of them. With a `smaller` plan there is one: what is lost is."""
+    """Returns the cases, and the errors found at the end. A `smaller` plan has one case, as its node stays lost."""
     options = ("--detector.node-away-s", f"{AWAY_S:g}", "--learner.ranks", str(ranks))
     options += ("--on-insufficient-resources", "scale-down") if smaller else ()
     control = folder / "control"

@@ -1,5 +1,5 @@
-"""The run's reward: groups differ whatever the policy has learned, and the harness can have it fail. And a tool, which
-the policy knows nothing of: its host is there to be lost."""
+"""The run's reward, which differs within groups for any policy and can be made to fail, and a tool that no policy
+calls, so that a tool host can be lost."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ echo = Tool(name="echo", description="Says it again.", parameters=TEXT, function
 
 
 async def reward(completion: str, problem: Problem) -> float:
-    """1 for about half of all completions; what `reward` in the folder of faults says, for those that it names."""
+    """1 for about half of all completions; the file `reward` in the folder of faults makes it fail for some."""
     control = Path(os.environ["CHAOS_CONTROL"])
     number = zlib.crc32(completion.encode())
     if not (control / "reward").exists():
@@ -39,7 +39,7 @@ async def reward(completion: str, problem: Problem) -> float:
 
 
 def first_asked_for(path: Path, problem_id: str) -> str:
-    """The problem that was judged first since the fault was put in, in whatever process."""
+    """The problem that was judged first since the fault was injected, in any process."""
     try:
         with path.open("x") as file:
             file.write(problem_id)

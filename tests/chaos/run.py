@@ -1,6 +1,6 @@
-"""The run that faults are put into: its command, what it said when, its steps, and its processes.
+"""The run into which faults are injected: its command, log lines with times, steps and processes.
 
-Signals go to processes that this harness started, or that the run recorded in its directory, by id and beginning.
+Signals are sent only to processes that this harness started, or that the run recorded, by id and start time.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A line of the run, and when it came."""
+    """A line of the log, and its time."""
 
     at_s: float
     line: str
 
 
 class Run:
-    """One run directory, and the command that is started again whenever it ended. Times are monotonic."""
+    """One run directory, and the command, which is started again whenever it has ended. Times are monotonic."""
 
     def __init__(
         self, folder: Path, policy: Path, *, steps: int = 100_000, options: Sequence[str] = (), ray: str = ""
     ) -> None:
-        """`options` come behind those of every run. `ray`: the address of a Ray that is there; by default its own."""
+        """`options` follow those of every run. `ray`: the address of a running Ray; by default the run starts one."""
         self._options = tuple(options)
         self._ray = {"RAY_ADDRESS": ray} if ray else {}
         self.folder = folder
@@ -62,11 +62,11 @@ class Run:
         self._policy = policy
         self._steps = steps
         self.said: list[Said] = []
-        self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
-        self.came_to_phase_s: float | None = None  # of the latest fault, where it belongs to a phase
+        self.statuses: list[tuple[float, int]] = []  # time and exit status of each driver that ended
+        self.came_to_phase_s: float | None = None  # for the latest fault, if it has a phase
         self.driver: subprocess.Popen[bytes] | None = None
-        self.left_behind: list[str] = []  # processes that outlived a driver that could end them
-        self.family: dict[int, str] = {}  # every process seen below a driver: its id and beginning
+        self.left_behind: list[str] = []  # processes that outlived a driver that could have ended them
+        self.family: dict[int, str] = {}  # id and start time of every process seen below a driver
 
     # -- the command ----------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -92,20 +92,20 @@ class Run:
                 log.flush()
 
     def keep_up(self) -> bool:
-        """Start the command again where it has ended; True where it had."""
+        """Start the command again if it has ended; True if it had."""
         assert self.driver is not None
         status = self.driver.poll()
         if status is None:
             return False
         self.statuses.append((time.monotonic(), status))
         left = self.end_family()
-        if status != -signal.SIGKILL:  # then Ray's own agents see only after a while that they are alone
+        if status != -signal.SIGKILL:  # after SIGKILL, Ray's agents detect the end with a delay
             self.left_behind += left
         self.start()
         return True
 
     def end(self) -> list[str]:
-        """SIGTERM, twice where that is not enough. Returns what has outlived a driver, now or before; it is killed."""
+        """End the run by SIGTERM, twice if necessary. Kills and returns processes that outlived a driver."""
         if self.driver is None or self.driver.poll() is not None:
             return [*self.left_behind, *self.end_family()]
         self.note_family()
@@ -119,7 +119,7 @@ class Run:
         return [*self.left_behind, *left]
 
     def note_family(self) -> list[psutil.Process]:
-        """The driver and all below it, as they are now."""
+        """Record and return the driver and all processes below it."""
         assert self.driver is not None
         found: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -131,7 +131,7 @@ class Run:
         return found
 
     def end_family(self, patience_s: float = 20.0) -> list[str]:
-        """Kill what is left of the processes seen below drivers; what had not ended by itself in time."""
+        """Kill processes seen below drivers that do not end in time; returns their names."""
         deadline = time.monotonic() + patience_s
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -152,7 +152,7 @@ class Run:
                     found.append(process)
         return found
 
-    # -- what it tells --------------------------------------------------------------------------------------------
+    # -- its records ----------------------------------------------------------------------------------------------
     @property
     def phase(self) -> str:
         try:
@@ -165,7 +165,7 @@ class Run:
         return [row for row in read_rows(path) if row["stage"] == "stage1"] if path.exists() else []
 
     def steps(self) -> int:
-        """The last that is logged."""
+        """The last step in the log."""
         return max((row["step"] for row in self.rows()), default=0)
 
     def recorded(self) -> dict[str, dict[str, Any]]:
@@ -174,7 +174,7 @@ class Run:
         return {}
 
     def process(self, name: str) -> psutil.Process | None:
-        """One that the run recorded, while it lives; `generation/0 engine` is the first child of an actor."""
+        """A live process that the run recorded; `generation/0 engine` is the first child of an actor."""
         actor, _, child = name.partition(" ")
         with contextlib.suppress(KeyError, IndexError, psutil.NoSuchProcess):
             entry = self.recorded()[actor]
@@ -184,7 +184,7 @@ class Run:
         return None
 
     def starting(self) -> psutil.Process | None:
-        """The generation worker that began to start last, by its own file, while it lives."""
+        """The generation worker that was the last to start, by its own record, if it is alive."""
         with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
             starting = json.loads((self.control / "starting").read_text())
             process = psutil.Process(starting["pid"])
@@ -192,7 +192,7 @@ class Run:
         return None
 
     def missing(self, names: "set[str]") -> set[str]:
-        """Those of the recorded processes that are not there, or stopped."""
+        """Recorded processes that do not exist, or are stopped."""
         found: set[str] = set()
         for name in names:
             process = self.process(name)
@@ -212,7 +212,7 @@ class Run:
 
 
 def make_policy(folder: Path) -> Path:
-    """A policy that has seen enough of SFT to call tools; made once."""
+    """A policy with enough SFT to call tools; created once."""
     model = folder / "policy"
     if not (model / "config.json").exists():
         command = [sys.executable, "recipes/sft.py", "--scale", "tiny", "--run-dir", str(folder / "sft")]

@@ -1,7 +1,7 @@
-"""What the run under faults has that no other run has: places where the harness can reach into it.
+"""Replaces functions in the run under test, so that the harness can inject faults.
 
-Everything is asked of a folder, named in CHAOS_CONTROL: a file there is a fault that is put in, and the run writes
-there which phase it is in. The parts themselves are the real ones.
+The folder in CHAOS_CONTROL controls all of it: a file there is an injected fault, and the run writes its phase there.
+All parts of the run are the real ones.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ VARIABLE = "CHAOS_CONTROL"
 PHASE = "phase"
 LOOK_AGAIN_S = 0.2
 ODD_SHARE = 0.6
-"""Of an executor's answers, where what is wrong with it befalls some: one call in five meets it three times."""
+"""Share of an executor's answers with a fault: one call in five gets three faulty answers in a row."""
 
 
 def control(name: str) -> Path:
@@ -29,7 +29,7 @@ def control(name: str) -> Path:
 
 
 def asked(name: str) -> str | None:
-    """What a fault was put in with; None where it is not."""
+    """The text of an injected fault; None if it is not injected."""
     try:
         return control(name).read_text()
     except FileNotFoundError:
@@ -37,9 +37,9 @@ def asked(name: str) -> str | None:
 
 
 def in_driver() -> None:
-    """Say which phase the run is in, hand long prompts on, and have every worker process call `in_worker`.
+    """Write the run's phase, make long prompts, and call `in_worker` in every worker process.
 
-    A phase does not begin while there is a file of its name behind `hold`.
+    A phase does not begin while there is a file `hold PHASE`.
     """
     import ray
 
@@ -62,7 +62,7 @@ def in_driver() -> None:
 
 
 def in_worker() -> None:
-    """In each of Ray's processes, before its actor is made."""
+    """Runs in each of Ray's worker processes, before its actor is created."""
     import actors.generation.generation_actor as generation
     from actors.sandbox_executor import SandboxExecutor
 
@@ -73,7 +73,7 @@ def in_worker() -> None:
 
 
 def shift_clock() -> None:
-    """The wall clock of this process, so far as Python asks it, jumps by the seconds in `clock`."""
+    """Shift this process's wall clock, as read through Python's `time`, by the seconds in `clock`."""
     real_s, real_ns = time.time, time.time_ns
     latest, shift = 0.0, 0.0
 
@@ -97,7 +97,7 @@ def _with_hook(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filling(before: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """After each step: the driver puts as many MiB into the object store as `fill` says, and keeps them."""
+    """After each step, the driver puts `fill` MiB into the object store and retains them."""
     kept: list[Any] = []
 
     @wraps(before)
@@ -124,14 +124,14 @@ def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
             return await work(*args, **options)
         finally:
             with contextlib.suppress(FileNotFoundError):
-                if asked(PHASE) == name:  # a checkpoint is written beside the other phases
+                if asked(PHASE) == name:  # checkpoints are written during other phases
                     control(PHASE).unlink()
 
     return announced
 
 
 def _short_phase(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """One in which nobody else of the process gets a turn."""
+    """A phase that blocks the process's event loop."""
 
     @wraps(work)
     def announced(*args: Any, **options: Any) -> Any:
@@ -164,7 +164,7 @@ def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The executor answers twice, to calls that nobody made, with a malformed answer, or not at all."""
+    """The executor answers twice, to calls that were not made, with a malformed answer, or not at all."""
 
     @wraps(run)
     async def answers(self: Any, batch: Any, caller: str) -> Any:
@@ -177,7 +177,7 @@ def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
             elif odd == "garbage" and random() < ODD_SHARE:
                 yield [(number, {"stdout": "\ud800" * 3}) for number, _ in ready]
                 continue
-            elif odd == "swapped" and random() < ODD_SHARE:  # an answer to another kind of question
+            elif odd == "swapped" and random() < ODD_SHARE:  # an answer to another kind of request
                 from rstar_ray.outcome import Outcome
                 from rstar_ray.trajectory import ToolResult
 
@@ -191,7 +191,7 @@ def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _odd_programs(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """The program of every call is another; the isolation around it is real."""
+    """Replace the program of every call; its isolation is real."""
 
     @wraps(answer)
     async def answered(self: Any, work: Any, caller: str) -> Any:

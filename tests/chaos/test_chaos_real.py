@@ -1,4 +1,4 @@
-"""A few faults put into a real run, in a minute or two; `make chaos` has all of them."""
+"""Injects a few faults into a real run, in a minute or two; `make chaos` has all of them."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SHORT = ("SIGKILL sandbox/0", "SIGKILL learner/rank-1", "SIGSTOP tools/own:echo/
 
 
 def test_a_run_bears_deaths_and_a_wedge_and_loses_nothing(tmp_path: Path):
-    """The policy is untrained: it has nothing to learn from, and neither calls a tool."""
+    """The policy is untrained and calls no tool."""
     run = Run(tmp_path, make_tiny_model(tmp_path / "policy", seed=0))
     campaign = Campaign(run, over_s=200)
     try:

@@ -1,4 +1,4 @@
-"""A real run on two Ray nodes of this machine, one of which is lost, in five minutes each."""
+"""A real run on two Ray nodes of this machine, one of which is lost; five minutes each."""
 
 from pathlib import Path
 
