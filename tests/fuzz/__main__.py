@@ -1,8 +1,8 @@
-"""`make fuzz-sandbox`: generated programs against the jail, at each level, as each user; a JSON line for each.
+"""`make fuzz-sandbox`: runs generated programs in the jail, at each level, as each user; prints a JSON line for each.
 
-Every combination runs in a separate pid namespace. Between rounds an oracle looks at a canary file and process, at
-what the next program finds, at mounts, processes, disk and memory, and at the pool's statistics. A finding is printed
-with the command that repeats its round. `--http` sends requests to the HTTP server instead
+Every combination runs in a separate pid namespace. Between rounds an oracle checks canary files and a process, the
+environment of the next program, mounts, processes, disk, memory, and the pool's statistics. A finding is printed with
+the command that repeats its round. `--http` sends requests to the HTTP server instead
 (tests/fuzz/http_requests.py).
 """
 
@@ -20,7 +20,7 @@ LEVELS = ("namespaces", "landlock")
 
 
 def main() -> int:
-    """Parse the command line and run; exit status 1 where something was found."""
+    """Parse the command line and run; exit status 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="make fuzz-sandbox ARGS=...", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each combination; they run one after another")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def campaign_of(options: argparse.Namespace, level: str, user: str) -> int:
-    """One combination, enclosed; returns its exit status."""
+    """Run one combination in separate namespaces; returns its exit status."""
     asked = {"level": level, "user": user} | {
         name: getattr(options, name) for name in ("seed", "first", "rounds", "seconds")
     }

@@ -1,4 +1,4 @@
-"""Rounds of generated programs through one pool, as one user: `python -m tests.fuzz.campaign` (see tests/fuzz)."""
+"""Runs rounds of generated programs in one pool, as one user: `python -m tests.fuzz.campaign` (see tests/fuzz)."""
 
 import argparse
 import asyncio
@@ -19,15 +19,15 @@ from tests import derived
 from tests.fuzz.oracle import BYSTANDER, PATIENT, Canaries, Oracle, used_bytes
 from tests.fuzz.programs import Made, made
 
-AT_ONCE = 3  # generated programs of a round; an honest one runs beside them
-SEARCH_EVERY = 8  # rounds between two searches of memory
-SETTLE_EVERY = 16  # ... and between two looks at the machine
+AT_ONCE = 3  # generated programs per round; a benign one runs beside them
+SEARCH_EVERY = 8  # rounds between two searches of memory ...
+SETTLE_EVERY = 16  # ... and between two checks of the machine
 MAX_FINDINGS = 5
 SAMPLE_S = 0.02
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, print one JSON line; exit status 1 where something was found."""
+    """Parse, run, print one JSON line; exit status 1 if there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--level", required=True)
     parser.add_argument("--user", required=True, help="only for the words of what is printed")
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs")
     options = parser.parse_args(arguments)
     tempfile.tempdir = str(options.folder)
-    logging.basicConfig(stream=sys.stderr)  # why a worker or a server was lost
+    logging.basicConfig(stream=sys.stderr)  # shows why a worker or a server was lost
     found = asyncio.run(campaign(options))
     print(json.dumps(found), flush=True)
     return 1 if found["findings"] else 0
@@ -54,7 +54,7 @@ def repeat(options: argparse.Namespace, number: int) -> str:
 
 
 async def campaign(options: argparse.Namespace) -> dict[str, object]:
-    """Run rounds until time, rounds or patience are over; returns what to print."""
+    """Run rounds until a limit of time, rounds or findings; returns the result to print."""
     started = time.monotonic()
     outcomes: Counter[str] = Counter()
     findings: list[dict[str, object]] = []
@@ -104,7 +104,7 @@ async def one_round(
     number: int,
     outcomes: "Counter[str]",
 ) -> list[str]:
-    """Generated programs beside an honest one, then a census; returns what was wrong."""
+    """Run generated programs beside a benign one, then a census; returns the findings."""
     programs = [
         made(options.seed, AT_ONCE * number + each, options.level, canaries.places()) for each in range(AT_ONCE)
     ]

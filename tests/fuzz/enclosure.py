@@ -1,4 +1,4 @@
-"""A separate pid namespace, with mounts, IPC and a network: whatever signals broadly reaches nobody else."""
+"""Separate pid, mount, IPC and network namespaces: signals to all processes do not leave them."""
 
 import os
 import sys
@@ -15,8 +15,8 @@ _APART = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel
 def enclosed(work: Callable[[Path], int]) -> int:
     """Run `work` with a folder on a separate file system, as the second process of fresh namespaces.
 
-    Returns its exit status. When it has ended, so has everything that it started: the kernel ends a pid namespace with
-    its first process. Raises OSError where namespaces cannot be had.
+    Returns its exit status. All processes that it started end with it: the kernel ends a pid namespace with its first
+    process. Raises OSError if namespaces are not available.
     """
     sys.stdout.flush()
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
@@ -57,7 +57,7 @@ def _unshare() -> None:
 
 
 def _first_process(work: Callable[[Path], int], place: Path) -> int:
-    """Reap whatever is orphaned until the second process has ended."""
+    """Reap orphans until the second process has ended."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.mount("tmpfs", str(place), "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, DISK_OPTIONS)

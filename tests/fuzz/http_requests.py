@@ -1,8 +1,8 @@
-"""Requests of every shape against the real server: no 500, no hang, no growth. `make fuzz-sandbox ARGS="--http"`.
+"""Sends requests of all forms to a real server: no 500, no hang, no growth. `make fuzz-sandbox ARGS="--http"`.
 
-Hypothesis draws bodies (right and wrong types, JSON, msgpack, packed, garbage), framing (length, chunks, both, wrong)
-and delivery (whole, in parts, broken off). Between rounds come what no single request can do: many connections, slow
-and huge bodies, ids used again.
+Hypothesis draws bodies (right and wrong types, JSON, msgpack, compressed, garbage), framing (length, chunks, both,
+wrong) and delivery (whole, in parts, aborted). Between rounds there are tests of several requests: many connections,
+slow and huge bodies, repeated ids.
 """
 
 import argparse
@@ -30,15 +30,15 @@ from hypothesis import strategies as st
 
 MIB = 1 << 20
 REPOSITORY = Path(__file__).resolve().parents[2]
-ANSWER_S = 60.0  # for anything that ends its request
-# Everything that the server may say; what is missing here is a finding, 500 above all.
+ANSWER_S = 60.0  # for a complete request
+# All allowed statuses; any other, such as 500, is a finding.
 STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 417, 421, 422, 503}
 ROUTES = ("/run", "/run/batch", "/run/long-batch", "/judge", "/judge/batch", "/judge/long-batch", "/execute")
-EXAMPLES = 200  # of a round
-MAX_GROWTH_BYTES = 300 * MIB  # of the server: 64 MiB of answers to retries, and what malloc keeps
+EXAMPLES = 200  # per round
+MAX_GROWTH_BYTES = 300 * MIB  # of the server: 64 MiB of cached answers, and memory that malloc retains
 MAX_NEW_DESCRIPTORS = 16
-STOP_S = 120.0  # it drains for 10 s, and closes connections for up to 60 s
-QUIET_S = 30.0  # until connections and programs of a round are gone
+STOP_S = 120.0  # the server drains for 10 s, and closes connections for up to 60 s
+QUIET_S = 30.0  # limit until connections and programs of a round are gone
 
 
 class Server:
@@ -88,7 +88,7 @@ class Server:
             self._process.stdout.close()
 
 
-# What is sent
+# Requests
 
 HEAD = "POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 SMALL = {"cpu_s": 0.05, "wall_s": 1.0}
@@ -119,7 +119,7 @@ VALUES = st.recursive(
 
 
 def mostly(right: "st.SearchStrategy[Any]") -> "st.SearchStrategy[Any]":
-    """The right kind of value nine times of ten."""
+    """A value of the right kind nine times of ten."""
     return st.integers(0, 9).flatmap(lambda drawn: VALUES if drawn == 9 else right)
 
 
@@ -156,15 +156,15 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as bytes, in the parts that it is sent in."""
+    """One request as bytes, in the parts in which it is sent."""
 
     parts: tuple[bytes, ...]
-    whole: bool  # it ends where its own framing says, so it must be answered
+    whole: bool  # it is complete by its framing, so it must be answered
 
 
 @st.composite
 def requests(draw: Any) -> Sent:
-    """Any request, most of them nearly right."""
+    """A random request, usually almost valid."""
     route = draw(st.sampled_from(ROUTES))
     data = draw(BATCH if "batch" in route else REQUEST if route == "/execute" else SUBMISSION)
     kind = draw(st.sampled_from(KINDS if draw(st.integers(0, 9)) == 9 else KINDS[:2]))
@@ -230,11 +230,11 @@ def _framings(draw: Any, body: bytes) -> tuple[str, bytes, bool]:
     return "", body, True
 
 
-# How it is answered
+# Answers
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Whatever comes until the server closes. Raises TimeoutError."""
+    """All bytes until the server closes. Raises TimeoutError."""
     data = bytearray()
     try:
         while part := connection.recv(65536):
@@ -249,15 +249,15 @@ def statuses(data: bytes) -> list[int]:
 
 
 def exchange(server: Server, sent: Sent, seen: "Counter[int]") -> None:
-    """Send one request and judge the answer. Raises AssertionError."""
+    """Send one request and check the answer. Raises AssertionError."""
     with server.connect() as connection:
         try:
             for part in sent.parts:
                 connection.sendall(part)
             if not sent.whole:
-                connection.shutdown(socket.SHUT_WR)  # an end that the framing does not know
+                connection.shutdown(socket.SHUT_WR)  # end before the framing's end
         except OSError:
-            pass  # it was refused before it was sent
+            pass  # refused before all of it was sent
         try:
             data = read_all(connection)
         except TimeoutError as error:
@@ -270,7 +270,7 @@ def exchange(server: Server, sent: Sent, seen: "Counter[int]") -> None:
 
 @dataclass
 class Round:
-    """One round against one server: random requests, then what many can do together."""
+    """One round with one server: random requests, then tests of several requests."""
 
     server: Server
     seen: "Counter[int]" = field(default_factory=lambda: Counter[int]())
@@ -287,7 +287,7 @@ class Round:
         every_request_is_answered()
 
     def crowd(self, connections: int) -> None:
-        """Many connections that ask for nothing, or stop in the middle; others are served meanwhile."""
+        """Many connections without a request, or with an incomplete one; others are served meanwhile."""
         held: list[socket.socket] = []
         try:
             for number in range(connections):
@@ -300,7 +300,7 @@ class Round:
                 each.close()
 
     def ids(self, number: int) -> None:
-        """One id from many clients: one run, one answer, and nothing for those who ask for something else."""
+        """One id from many clients: one run and one answer, and an error for another program with the same id."""
         answers: list[tuple[str, int, bytes]] = []
 
         def ask(code: str) -> None:
@@ -325,7 +325,7 @@ class Round:
         assert {status for code, status, _ in answers if code == other} == {422}, answers
 
     def huge(self, size: int, at_once: int) -> None:
-        """Bodies of `size` bytes in chunks, several at once: refused or read, never kept."""
+        """Bodies of `size` bytes in chunks, several at once: refused or read, never retained."""
         failed: list[str] = []
 
         def send() -> None:
@@ -344,7 +344,7 @@ class Round:
                     pass
                 try:
                     found = statuses(read_all(connection)[:200])
-                except TimeoutError:  # an exception of a thread is nobody's
+                except TimeoutError:  # nothing would catch an exception in a thread
                     failed.append(f"no end within {ANSWER_S:g} s")
                     return
             self.seen.update(found or [0])
@@ -360,7 +360,7 @@ class Round:
         assert not failed, failed
 
     def slow(self, clients: int, seconds: float) -> None:
-        """Bodies that come byte by byte; others are served meanwhile."""
+        """Bodies that arrive byte by byte; others are served meanwhile."""
         held = [self.server.connect() for _ in range(clients)]
         try:
             for each in held:
@@ -379,7 +379,7 @@ class Round:
                 each.close()
 
     def together(self, number: int) -> None:
-        """What many clients can do at once, each kind in its turn."""
+        """One kind of test with many clients, by the round's number."""
         if number % 4 == 0:
             self.crowd(1500)
         elif number % 4 == 1:
@@ -388,14 +388,14 @@ class Round:
             self.huge(*((1024 * MIB, 2) if number % 4 == 2 else (200 * MIB, 6)))
 
     def answers(self) -> None:
-        """An honest client is served."""
+        """Check that a valid request is answered."""
         started = time.monotonic()
         assert json.loads(self.server.get("/ping")) == "pong"
         assert time.monotonic() - started < ANSWER_S / 2
 
 
 def fuzz(options: argparse.Namespace) -> int:
-    """Rounds until the time is over; prints a JSON line, returns 1 where something was found."""
+    """Run rounds until the time limit; prints a JSON line, returns 1 if there is a finding."""
     server = Server()
     started = time.monotonic()
     seen: Counter[int] = Counter()
@@ -437,7 +437,7 @@ def fuzz(options: argparse.Namespace) -> int:
 
 
 def settled(server: Server) -> tuple[int, int]:
-    """Descriptors and resident bytes of a server that has nothing to do: its warm workers are there."""
+    """Descriptors and resident bytes of an idle server, whose warm workers have started."""
     end = time.monotonic() + QUIET_S
     last = [-1]
     while len(last) < 4 or len(set(last[-4:])) > 1:  # a busy machine starts workers late
@@ -448,7 +448,7 @@ def settled(server: Server) -> tuple[int, int]:
 
 
 def check(server: Server, before: tuple[int, int]) -> None:
-    """Nothing runs, waits, is open or has grown, a while after. Raises AssertionError."""
+    """Wait until nothing runs, waits, is open or has grown. Raises AssertionError."""
     end = time.monotonic() + QUIET_S
     while True:
         assert server.alive, "the server ended"

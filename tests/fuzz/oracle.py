@@ -1,4 +1,4 @@
-"""What must hold whatever the programs did: nothing outside changed, nothing of them stayed, the statistics add up."""
+"""Invariants for all programs: nothing outside changes, no data of a program remains, the statistics are consistent."""
 
 import ast
 import asyncio
@@ -19,12 +19,12 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 from tests.fuzz.programs import MARK, MIB
 
-MAX_DISK_BYTES = 1024 * MIB  # at landlock a program may be over its 64 MiB until the next look
-MAX_GROWTH_BYTES = 512 * MIB  # of everything in the pid namespace that is not running a program
-QUIET_S = 20.0  # until processes, folders and memory of ended programs are gone
+MAX_DISK_BYTES = 1024 * MIB  # at landlock a program may exceed its 64 MiB until the next scan
+MAX_GROWTH_BYTES = 512 * MIB  # of all processes in the pid namespace that do not run a program
+QUIET_S = 20.0  # limit until processes, folders and memory of ended programs are gone
 PATIENT = derived.program(cpu_s=30.0, wall_s=120.0, stdout_chars=200_000)
 
-# What a fresh program finds. `{search}`: whether it looks for marks of earlier ones in its memory.
+# Prints the environment of a fresh program. `{search}`: whether it searches its memory for marks of earlier ones.
 CENSUS = r"""
 import os, resource, signal, sys, threading, ctypes, re
 def tell(look, *arguments):
@@ -69,7 +69,7 @@ found["marks"] = sorted(set(left))
 print(found)
 """
 
-# An honest program that runs beside the generated ones; it prints `fine` unless somebody reached it.
+# A benign program that runs beside the generated ones; it prints `fine` unless another program affects it.
 BYSTANDER = """
 import os, signal, time
 heard = []
@@ -89,7 +89,7 @@ print("fine", sum(range(1000)))
 
 @dataclass
 class Canaries:
-    """Files and a process that any user of the machine could change, and no program may."""
+    """Files and a process that any user of the machine could change, but no program may."""
 
     folder: Path
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -118,7 +118,7 @@ class Canaries:
         return (str(self.home), *(str(self.home / name) for name in ("open", "closed", "new")), str(self.folder))
 
     def look(self) -> dict[str, object]:
-        """Everything about them that a program could change."""
+        """All their properties that a program could change."""
         about = [place.stat() for place in (self.home, self.home / "open", self.home / "closed")]
         pid = self.process.pid
         seen: dict[str, object] = {
@@ -138,7 +138,7 @@ class Canaries:
         return seen
 
     def wrong(self) -> list[str]:
-        """What has changed."""
+        """The changes since the beginning."""
         now = self.look()
         return [
             f"canary {name}: {self._before.get(name)} became {now[name]}"
@@ -149,7 +149,7 @@ class Canaries:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the programs of an ended round must not have changed, outside of any jail."""
+    """The state outside all jails, which programs must not change."""
 
     mounts: list[str]
     ipc: dict[str, str]
@@ -179,7 +179,7 @@ class Machine:
         )
 
     def wrong(self, now: "Machine") -> list[str]:
-        """What there is now that was not before."""
+        """The differences to an earlier state."""
         found = [
             f"{name} {getattr(self, name)} became {getattr(now, name)}"
             for name in ("mounts", "ipc", "folders")
@@ -197,13 +197,13 @@ class Machine:
 
 
 def used_bytes(folder: Path) -> int:
-    """Bytes in use of the file system of `folder`, which is ours alone."""
+    """Bytes in use on the file system of `folder`, which nothing else uses."""
     about = os.statvfs(folder)
     return (about.f_blocks - about.f_bfree) * about.f_frsize
 
 
 class Oracle:
-    """Compares what is with what was before any generated program ran."""
+    """Compares the state with that before any generated program ran."""
 
     def __init__(self, pool: SandboxPool, canaries: Canaries, folder: Path) -> None:
         self._pool = pool
@@ -212,7 +212,7 @@ class Oracle:
         self.disk_peak = 0
 
     async def begin(self) -> None:
-        """Look at everything for the first time."""
+        """Record the initial state."""
         for _ in range(3):
             await self.census(search=True)
         self._fresh = (await self.census(search=True))[0]
@@ -220,7 +220,7 @@ class Oracle:
         self._machine = Machine.now(self._folder)
 
     async def census(self, *, search: bool) -> list[dict[str, object]]:
-        """What fresh programs find, one in every worker. Raises AssertionError where one does not even run."""
+        """The environment of fresh programs, one per worker. Raises AssertionError if one does not run."""
         private = str(self._pool.report.level) == "namespaces"
         code = CENSUS.replace("{search}", str(search)).replace("{private}", str(private)).replace("{mark}", MARK)
         request = ExecutionRequest(code=code, limits=PATIENT)
@@ -230,7 +230,7 @@ class Oracle:
         return [ast.literal_eval(result.stdout) for result in found]
 
     def of_result(self, result: ExecutionResult, request: ExecutionRequest) -> list[str]:
-        """What is wrong with how a generated program ended."""
+        """Findings in the result of a generated program."""
         found: list[str] = []
         if self._canaries.secret in result.stdout + result.stderr + result.value:
             found.append("a program read the secret")
@@ -241,7 +241,7 @@ class Oracle:
         return found
 
     async def after(self, *, search: bool) -> list[str]:
-        """What is wrong once the programs of a round have ended."""
+        """Findings after all programs of a round have ended."""
         found = self._canaries.wrong()
         try:
             for fresh in await self.census(search=search):
@@ -258,7 +258,7 @@ class Oracle:
         return found + statistics_faults(self._stats, self._pool.stats())
 
     async def settled(self) -> list[str]:
-        """What stays wrong with the machine although nothing runs any more."""
+        """Findings on the machine that remain when no program runs."""
         end = time.monotonic() + QUIET_S
         while True:
             wrong = self._machine.wrong(Machine.now(self._folder))
@@ -268,7 +268,7 @@ class Oracle:
 
 
 def statistics_faults(before: PoolStats, now: PoolStats) -> list[str]:
-    """What a pool's own counts say against it, when it has nothing to do."""
+    """Findings in the statistics of an idle pool."""
     found = [
         f"{name} {getattr(before, name)} became {getattr(now, name)}"
         for name in ("workers_lost", "servers_lost", "retried", "failed", "refused")

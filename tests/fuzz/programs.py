@@ -1,7 +1,7 @@
-"""Generated programs: the same seed and number make the same program, on every machine with the same system calls.
+"""Generates programs: the same seed and number give the same program on every machine with the same system calls.
 
-Three kinds: system calls with arguments drawn at random, random sequences of things that once did harm, and the
-hostile cases of tests/sandbox with lines and numbers changed. At `namespaces` there is a fourth, C++ with processes.
+Three kinds: system calls with random arguments, random sequences of statements that were harmful in the past, and the
+hostile cases of tests/sandbox with lines and numbers changed. `namespaces` has a fourth, C++ with processes.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests import derived
 
 CASES = Path(__file__).parent.parent / "sandbox" / "data" / "sandbox_cases.json"
 MIB = 1 << 20
-MARK = "FUZZ-MARK"  # stands in every program; none after it may find it
+MARK = "FUZZ-MARK"  # is in every program; no later program may find it
 NUMBERS = sorted(system_calls.numbers().values())
 LAST_NUMBER = 480
 KINDS = ("calls", "primitives", "mutated", "cpp")
@@ -65,7 +65,7 @@ for part in (table[::2], table[1::2]):
 time.sleep(0.1)
 """
 
-# Each runs by itself, in any order; `{n}` is a number and `{place}` a fresh path.
+# Each runs alone, in any order; `{n}` is a number and `{place}` a fresh path.
 PRIMITIVES = (
     "os.kill({n}, signal.SIGSTOP)",
     "os.kill(0, {signal})",
@@ -221,7 +221,7 @@ class Made:
 
 
 def made(seed: int, number: int, level: str, places: tuple[str, ...] = ()) -> Made:
-    """Program `number` of a seed; `places` are paths that it should not reach, which it will try."""
+    """Program `number` of a seed; it tries `places`, paths that it must not reach."""
     draw = random.Random(f"{seed}/{number}")
     kind = draw.choices(KINDS, WEIGHTS)[0]
     if kind == "cpp" and level != "namespaces":
@@ -267,7 +267,7 @@ def _given(draw: random.Random, known: tuple[str, ...]) -> Given:
     if sort < 0.3:
         return draw.choice(INTERESTING)
     if sort < 0.5:
-        return draw.randrange(12)  # a descriptor, most likely
+        return draw.randrange(12)  # probably a descriptor
     if sort < 0.7:
         return "place", draw.randrange(len(known))
     if sort < 0.85:
