@@ -1,1 +1,1 @@
-"""Benchmarks and the traces they replay. The product imports nothing from here, and the wheel does not contain it."""
+"""Benchmarks and their traces. The product imports nothing from here, and the wheel does not contain it."""

@@ -1,10 +1,10 @@
-"""What the endpoint for agents adds to a turn: its milliseconds with an engine that answers at once.
+"""The time that the endpoint for agents adds to a turn, measured with an engine that answers at once.
 
 python -m benchmarks.agent_overhead --sessions 1 64 512 --rate 50 --seconds 60
 
-One host with so many open sessions, in this process without Ray. A client in another process sends conversations of up
-to 16 turns, at random moments. One JSON line for each number of sessions: milliseconds of a request at p50 and p99,
-and requests per second where every session sends its next request at once (`saturated_per_s`).
+One host with a number of open sessions, in this process without Ray. A client in another process sends conversations of
+up to 16 turns, at random times. One JSON line for each number of sessions: p50 and p99 of a request in milliseconds,
+and requests per second if every session sends its next request immediately (`saturated_per_s`).
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Options:
 
 
 class Here:
-    """The host without Ray."""
+    """Calls the host without Ray."""
 
     def __init__(self, host: AgentHost) -> None:
         self._host = host
@@ -114,7 +114,7 @@ async def _as_it_is(reply: Awaitable[Any]) -> Any:
 
 
 class Client:
-    """Conversations of the sessions, one request of each at a time."""
+    """Sends the conversations of the sessions, one request per session at a time."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, keys: Sequence[str]) -> None:
         self._http, self._url = http, url
@@ -122,7 +122,7 @@ class Client:
         self._count = 0
 
     async def ask(self, key: str) -> float:
-        """Seconds of the next turn of a session."""
+        """Send the next turn of a session; returns its seconds."""
         messages = self._messages[key]
         if len(messages) >= 2 * MAX_TURNS:
             messages.clear()

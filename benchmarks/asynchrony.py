@@ -1,13 +1,13 @@
-"""What a staleness of 1 gains on real engines, as one JSON line for each arm: `python -m benchmarks.asynchrony`.
+"""The gain of a staleness of 1 on real engines, as one JSON line per arm: `python -m benchmarks.asynchrony`.
 
-Two vLLM engines and a learner on this machine's cores, forced lengths, 64 rollouts a step. Each step trains on all rows
-of its draw and publishes to both engines. Runs with staleness 0 and 1 alternate; a figure is of trained tokens per
-second from the end of step 2 to the end of the last. The idle core time of the synchronous runs says what could be
-gained at most. Beside both stands what the simulator makes of them, with costs that the engines measured.
+Two vLLM engines and a learner on this machine's cores, forced lengths, 64 rollouts per step. Each step trains on all
+rows of its draw and publishes to both engines. Runs with staleness 0 and 1 alternate; a figure is trained tokens per
+second from the end of step 2 to the end of the last step. The idle core time of synchronous runs is the upper limit of
+the gain. The simulator's results, with costs that the engines measured, are printed beside both.
 
-Arms: long_tail (Pareto lengths), even (all rollouts alike), slow_tools (a tenth of the calls takes seconds), and
-recompute_kv: staleness 1 with live contexts kept, and computed again, after each publish. A run of 12 steps takes 30 to
-60 s on two cores, so that an arm with three repeats takes 4 to 7 minutes. Nothing else may run meanwhile.
+Arms: long_tail (Pareto lengths), even (equal rollouts), slow_tools (a tenth of the calls takes seconds), and
+recompute_kv: staleness 1 with live contexts retained, or recomputed, after each publish. A run of 12 steps takes 30 to
+60 s on two cores, so an arm with three repeats takes 4 to 7 minutes. Nothing else may run meanwhile.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ Arm = Literal["long_tail", "even", "slow_tools", "recompute_kv"]
 BUDGET, TURNS, SIBLINGS = 1_000, 4, 4
 LIMITS = RolloutLimits(max_response_tokens=BUDGET + 1, max_turns=TURNS, max_context_tokens=2_048, max_calls_per_turn=1)
 STALE = with_values(SMALL, {"engine.kv_tokens": 65_536, "staleness": 1})
-COUNTED = 2  # steps whose end is where counting begins
+COUNTED = 2  # counting begins at the end of this step
 CALLS: Any = {
     "max_response_tokens": BUDGET,
     "max_turns": TURNS,
@@ -120,14 +120,14 @@ class Run:
     idle_share: float  # of all cores' time
     learn_s: float
     publish_s: float
-    pause_s: float  # of an engine, in a publish
+    pause_s: float  # of an engine, during a publish
     step_s: float
     differences: Mapping[int, Sequence[float]]  # |learner - engine| of log-probs, by the token's age in steps
 
 
 # -- learner --------------------------------------------------------------------------------------------------------
 class RowLearner:
-    """The product's learner in a separate process, without its front."""
+    """The product's learner rank in a separate process, without its actor."""
 
     def __init__(self, config: RunConfig, model: str) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -135,13 +135,13 @@ class RowLearner:
         self._rank.start()
 
     def weights(self) -> list[WeightBucket]:
-        """That it has now."""
+        """The current weights."""
         return list(self._rank.served_weights().on_host())
 
     def train(
         self, rows: Sequence[TokenRow], learning_rate: float, *, compares: bool
     ) -> tuple[list[list[float]], list[WeightBucket]]:
-        """What the weights before make of each row's sampled tokens (with `compares`), and the new weights."""
+        """Log-probs of each row's sampled tokens before the update (with `compares`), and the new weights."""
         plan = plan_ranks(
             [len(row.token_ids) for row in rows], self._rank.config.learner, attention_tokens=float("inf")
         )
@@ -158,7 +158,7 @@ class RowLearner:
 
 # -- a run ----------------------------------------------------------------------------------------------------------
 class TracedTools(EchoTools):
-    """As slow as the trace says."""
+    """Tools that take the time in the trace."""
 
     def __init__(self, lives: Mapping[str, Life], rollout_id: str = "") -> None:
         self._lives = lives
@@ -176,7 +176,7 @@ class TracedTools(EchoTools):
 
 
 def draw_of(arm: str, bench: BenchSettings, number: int) -> list[TraceRollout]:
-    """The same for every run."""
+    """The rollouts of one draw, the same for every run."""
     rollouts = draw(ARMS[arm], groups=bench.rollouts // SIBLINGS, siblings=SIBLINGS, seed=number)
     slow = arm == "slow_tools"
     return [
@@ -203,7 +203,7 @@ async def train(
     steps: int,
     compares: bool = False,
 ) -> Run:
-    """So many steps."""
+    """Run `steps` steps."""
     salt = next(_salts)
     draws = {step: draw_of(arm, bench, step) for step in range(1, steps + 1)}
     named = {
@@ -219,7 +219,7 @@ async def train(
     differences: dict[int, list[float]] = defaultdict(list)
     first_version = engines[0].policy_version + 1
     idle: list[float] = []
-    buckets = await learner.weights.remote()  # those of the run before were trained on since
+    buckets = await learner.weights.remote()  # the engines still have weights of the previous run
     await asyncio.gather(*(engine.weights.update(first_version, buckets, f"{salt}-0") for engine in engines))
     async with (
         replay_workers(engines, balancer, chat, shared, TracedTools(shared.lives)) as workers,
@@ -282,7 +282,7 @@ async def train(
 def _compare(
     differences: dict[int, list[float]], row: TokenRow, one: Trajectory, expected: Sequence[float], version: int
 ) -> None:
-    """Without a turn's last two tokens, which the replay has replaced."""
+    """Add differences, except of each turn's last two tokens, which the replay has replaced."""
     if not expected or row.rollout_logprobs is None:
         return
     versions = one.policy_versions[one.loss_mask]
@@ -308,7 +308,7 @@ async def compare(
     began_s = time.perf_counter()
     compares = arm == "recompute_kv"
     async with balancer_actor("expected_kv") as balancer:
-        for number in range(-1, bench.repeats):  # the first is for lengths to be learned, and not counted
+        for number in range(-1, bench.repeats):  # the first run, which is not counted, teaches the lengths
             for name, engines in pairs.items():
                 steps = bench.steps if number >= 0 else COUNTED + 1
                 run = await train(
@@ -351,7 +351,7 @@ async def compare(
 
 
 async def _cost(engines: Sequence[ReplayEngine]) -> EngineCost:
-    """Measured by both at one time, as they run."""
+    """Mean of the costs that the engines measure at the same time, as they also run together."""
     costs = await asyncio.gather(*(engine.measured_again() for engine in engines))
     return EngineCost(
         **{name: statistics.mean(getattr(cost, name) for cost in costs) for name in EngineCost.__dataclass_fields__}
@@ -359,7 +359,7 @@ async def _cost(engines: Sequence[ReplayEngine]) -> EngineCost:
 
 
 def simulated_s(bench: BenchSettings, arm: str, cost: EngineCost, runs: Sequence[Run], staleness: int) -> float:
-    """Mean step, simulated: the learner takes its share of the cores from engines that run meanwhile."""
+    """Mean simulated step; the learner takes its share of the cores from the running engines."""
     engine = STALE.engine
     settings = SimulatorSettings(
         replicas=2,

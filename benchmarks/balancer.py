@@ -1,12 +1,12 @@
 """The balancer on real engines, as one JSON line: `python -m benchmarks.balancer`.
 
-Overhead: the same prompts and forced lengths through balancer and agent loop, and by `AsyncLLM.generate` alone, in
-turn.
-Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn, both
-after one step whose lengths they have seen.
-Costly (`--costly`): the same where computing a preempted rollout again takes tens of decode steps, a larger model and
-lengths of several distributions, against `least_sessions`, too (benchmarks/costly.py).
-Calibration (`--calibrate`): the engine model is fitted to a few equal runs of one engine, and predicts mixed ones.
+Overhead: the same prompts and forced lengths alternately through balancer and agent loop, and with `AsyncLLM.generate`
+alone.
+Under pressure: two engines with a small KV cache and mixed lengths, alternately with `expected_kv` and
+`least_requests`, both after one step whose lengths they have seen.
+Costly (`--costly`): the same with preemptions that cost tens of decode steps, a larger model and several distributions
+of lengths, also against `least_sessions` (benchmarks/costly.py).
+Calibration (`--calibrate`): fits the engine model to a few runs of equal rollouts on one engine, and predicts others.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from scheduler.traces.trace import TraceRollout
 
 ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096
 PRESSED = ((SMALL_KV_TOKENS, 16), (16_384, 128))
-"""KV tokens of each of two engines, and prompt groups of 8 that share them: about 25 and 100 rollouts an engine."""
+"""KV tokens of each of two engines, and prompt groups of 8 that share them: about 25 and 100 rollouts per engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ async def _pressure(
     runs: dict[str, list[ReplayResult]] = {"least_requests": [], "expected_kv": []}
     try:
         async with balancer_actor("least_requests") as other, balancer_actor("expected_kv") as ours:
-            for number in range(-1, bench.repeats):  # the first run is a step to learn lengths from, and not counted
+            for number in range(-1, bench.repeats):  # the first run teaches the lengths, and is not counted
                 trace = mixed_trace(groups, 8, seed=number + 1)
                 for place, (rule, balancer) in enumerate(zip(runs, (other, ours), strict=True)):
                     salt = 100 + 2 * number + place
@@ -181,7 +181,7 @@ async def _calibrate(bench: BenchSettings, model: Path, roomy: RunConfig, small:
             await engine.start()
         async with balancer_actor("round_robin") as balancer:
             await replay([engines[roomy]], equal[0], balancer, salt=next(salts))
-            for _ in range(bench.repeats):  # all in turn, so that they share the machine's better and worse minutes
+            for _ in range(bench.repeats):  # alternating, so that variations of the machine affect all alike
                 for trace, runs in zip(equal, fitted, strict=True):
                     runs.append(await replay([engines[roomy]], trace, balancer, salt=next(salts)))
                 for (rule, config), runs in zip(places, found, strict=True):
@@ -212,7 +212,7 @@ async def _calibrate(bench: BenchSettings, model: Path, roomy: RunConfig, small:
 
 
 def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], engine: EngineConfig) -> EngineCost:
-    """The costs under which the simulator takes as long as the engine did, in the least squares of log seconds."""
+    """The costs with which simulated times match the engine's, by least squares of log seconds."""
     start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8, 1e-4])
 
     def errors(logs: Any) -> Any:
@@ -236,7 +236,7 @@ def _cost(values: Any) -> EngineCost:
 
 
 def _simulated(trace: Sequence[TraceRollout], rule: str, cost: EngineCost, engine: EngineConfig) -> tuple[float, int]:
-    """Seconds and preemptions, simulated."""
+    """Simulated seconds and preemptions."""
     limits = request_limits(trace)
     simulated = SimulatorSettings(
         replicas=1,
@@ -269,7 +269,7 @@ def _predicted(
 
 
 def _quantiles(runs: Sequence[ReplayResult]) -> dict[str, float]:
-    """Milliseconds between a turn's end and the next one's start; turns that end together wait for one another."""
+    """Milliseconds between a turn's end and the next turn's start; turns that end together wait for each other."""
     gaps = [1e3 * gap for one in runs for gap in one.gaps_s]
     return {"p50": round(float(np.percentile(gaps, 50)), 2), "p99": round(float(np.percentile(gaps, 99)), 2)}
 

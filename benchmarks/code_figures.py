@@ -1,8 +1,8 @@
-"""How large and how entangled the code is: `python -m benchmarks.code_figures [REVISION ...]`, a column for each.
+"""Figures of the code's size and structure: `python -m benchmarks.code_figures [REVISION ...]`, one column each.
 
-A revision is read with `git archive`; without one, the working tree is. Lines are physical lines of Python files, and
-statements are AST statement nodes, so that statements per line show whether a smaller file is a denser one. The files
-and records on the way of a rollout and of a published weight are those that CONTRIBUTING.md names there.
+Revisions are read with `git archive`; the default is the working tree. Lines are physical lines of Python files, and
+statements are AST statement nodes, so that statements per line show whether a smaller file is only denser. The files
+and records on the way of a rollout and of a published weight are those that CONTRIBUTING.md names.
 """
 
 import ast

@@ -1,9 +1,9 @@
-"""Where a preemption costs tens of decode steps: three placement rules on real engines (`--costly`).
+"""Compares three placement rules on real engines where a preemption costs tens of decode steps (`--costly`).
 
-A model of 24M random weights, prompts of 100 to 1,000 tokens and responses of up to 2,000 whose lengths are forced, two
-engines whose caches hold a fraction of all contexts together. Every repeat takes another distribution, and runs it
-under every rule; `expected_kv` has seen one step of each distribution before, whose lengths were others. Beside each
-run stands what the simulator makes of it, with the costs that the engines measured.
+A model of 24M random weights, prompts of 100 to 1,000 tokens, responses of up to 2,000 with forced lengths, and two
+engines whose caches hold a fraction of all contexts. Each repeat runs another distribution with every rule;
+`expected_kv` has seen one earlier step of each distribution, with other lengths. The simulator's result for each run,
+with the costs that the engines measured, is printed beside it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ MEDIUM = {
     "head_dim": 64,
     "max_position_embeddings": 8_192,
 }
-"""24M weights: a context of 2,000 tokens takes tens of decode steps to compute again."""
+"""24M weights: recomputing a context of 2,000 tokens takes tens of decode steps."""
 SIBLINGS, TURNS = 4, 4
 MAX_RUNNING = 64
 PROMPT_TOKENS = (100.0, 1_000.0)
@@ -50,8 +50,8 @@ RULES = ("expected_kv", "least_requests", "least_sessions")
 
 @dataclass(frozen=True, kw_only=True)
 class CostlySize:
-    """How much is run; it grows with the machine. Where a cache holds but two or three of the longest rollouts, or a
-    run is but a few times what fits at once, the last of them decide how long it takes, and no rule can help it."""
+    """The amount of work, for the machine's size. If a cache holds only two or three of the longest rollouts, or a run
+    is only a few times what fits at once, the last rollouts decide the time, and no rule makes a difference."""
 
     tokens: int = 72_000
     """sampled in one run, about"""
@@ -73,7 +73,7 @@ class CostlySize:
 
 
 def rollouts(name: str, size: CostlySize, seed: int) -> list[TraceRollout]:
-    """Whole groups of this distribution, lengths scaled to the response budget, until so many tokens are sampled."""
+    """Whole groups of this distribution, scaled to the response budget, until `size.tokens` tokens are sampled."""
     shape = KINDS[name]
     kind = replace(
         shape,
@@ -97,7 +97,7 @@ def _scaled(kind: Kind, share: float) -> Callable[[Random, tuple[int, int]], Flo
 
 
 def config_of(size: CostlySize) -> RunConfig:
-    """Two such engines share a machine's cores, or one GPU."""
+    """Settings of each of two engines, which share a machine's cores, or one GPU."""
     on_gpu = torch.cuda.is_available()
     return with_values(
         SMALL,
@@ -114,7 +114,7 @@ def config_of(size: CostlySize) -> RunConfig:
 
 @asynccontextmanager
 async def _balancers() -> AsyncGenerator[dict[tuple[str, str], Remote[BalancerService]]]:
-    """One for each distribution and rule, so that what is learned of one is not expected of another."""
+    """One balancer for each distribution and rule, so that lengths of one distribution are not expected in another."""
     async with AsyncExitStack() as stack:
         yield {
             (name, rule): await stack.enter_async_context(balancer_actor(rule))
@@ -133,13 +133,13 @@ class Run:
 
 
 async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any]:
-    """Tokens/s of `expected_kv` over those of the others, run by run."""
+    """Tokens/s of `expected_kv` over those of the other rules, run by run."""
     model = make_random_model(folder, seed=0, **MEDIUM)
     engines = [ReplayEngine(config_of(size), model) for _ in range(2)]
     runs: list[Run] = []
     try:
         await asyncio.gather(*(engine.start() for engine in engines))
-        cost = (await asyncio.gather(*(engine.measured_again() for engine in engines)))[0]  # side by side, as they run
+        cost = (await asyncio.gather(*(engine.measured_again() for engine in engines)))[0]  # together, as they run
         async with _balancers() as balancers:
             names = [DISTRIBUTIONS[number % len(DISTRIBUTIONS)] for number in range(repeats)]
             for place, name in enumerate(dict.fromkeys(names)):
@@ -150,7 +150,7 @@ async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any
                 _show(f"{name}, the step before", seen)
             for number, name in enumerate(names):
                 trace, done = rollouts(name, size, seed=number), dict[str, ReplayResult]()
-                turn = number % len(RULES)  # no rule is always first
+                turn = number % len(RULES)  # rotate the order of rules
                 for place, rule in enumerate((*RULES[turn:], *RULES[:turn])):
                     salt = len(RULES) * number + place
                     done[rule] = await replay(engines, trace, balancers[name, rule], salt=salt, limits=size.limits)
@@ -180,12 +180,12 @@ async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any
 
 
 def _show(what: str, run: ReplayResult) -> None:
-    """Beside the result, which comes last: a run takes more than a minute on a CPU."""
+    """Print progress to stderr: a run takes more than a minute on a CPU."""
     print(f"{what}: {run.tokens_per_s:.0f} tokens/s, {run.preemptions} preemptions", file=sys.stderr, flush=True)
 
 
 def _contexts(trace: Sequence[TraceRollout]) -> int:
-    """Tokens of all contexts at their ends, each group's prompt once."""
+    """Tokens of all contexts at their ends, with each group's prompt counted once."""
     prompts = {rollout.group: rollout.prompt_tokens for rollout in trace}
     return sum(prompts.values()) + sum(rollout.response_tokens for rollout in trace)
 
@@ -212,7 +212,7 @@ def _row(run: Run, size: CostlySize, cost: EngineCost) -> dict[str, Any]:
 def simulated(
     name: str, trace: Sequence[TraceRollout], rule: str, size: CostlySize, cost: EngineCost
 ) -> SimulatorResult:
-    """The same run in the simulator; `expected_kv` knows the same step before it."""
+    """Simulate the same run; `expected_kv` has seen the same earlier step."""
     settings = SimulatorSettings(
         replicas=2,
         shape=EngineShape(

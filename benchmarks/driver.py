@@ -1,7 +1,7 @@
-"""What draws of full size cost the driver: `python -m benchmarks.driver`, as one JSON line.
+"""The cost of full-size draws in the driver: `python -m benchmarks.driver` prints one JSON line.
 
-`Draws` hands out 50 steps of 512 prompts x 32 rollouts, two draws under way, and each step makes its rows. Rollouts end
-at once, as summaries. Memory must stay flat, and the CPU time of a step below 1 % of it.
+`Draws` runs 50 steps of 512 prompts x 32 rollouts, two draws at a time, and each step makes its rows. Rollouts end at
+once, as summaries. Memory must not grow, and the CPU time must be below 1 % of a step's time.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rstar_ray.stage_progress import StageProgress
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary
 
 LEAST_STEP_S = 240.0
-"""A step of this size on 64 GPUs, simulated (`python -m benchmarks.steps --replicas 64`) or planned, takes more."""
+"""Lower limit of a step of this size on 64 GPUs, simulated (`python -m benchmarks.steps --replicas 64`) or planned."""
 
 
 @dataclass(frozen=True, kw_only=True)

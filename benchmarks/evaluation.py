@@ -1,10 +1,10 @@
-"""Evaluating against a bare engine, as one JSON line.
+"""Compares an evaluation with a bare engine; prints one JSON line.
 
 python -m benchmarks.evaluation --problems 32 --samples 16 --repeats 5
 
-The same requests, in turn: as an evaluation with all of its actors, and by `Engine.generate` alone, as many at once as
-the engine decodes. Tokens a second count until nine tenths of the rollouts have ended: the rest is what is left to wait
-for. The policy has random weights, so that rollouts run on to their budget.
+The same requests alternately: in an evaluation with all its actors, and with `Engine.generate` alone, as many at once
+as the engine decodes. Tokens per second are counted until nine tenths of the rollouts have ended, without the tail. The
+policy has random weights, so that rollouts run to their budget.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from rstar_ray.tiny.tiny_problems import Split, generate_problems
 from rstar_ray.trajectory import RolloutRequest
 
 SHARE = 0.9
-"""Of the rollouts, whose tokens are counted until the last of them ends."""
+"""Share of the rollouts that are counted, until the last of them ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class BenchSettings:
 
 @dataclass
 class Timed:
-    """`Rollouts` that notes when each ends, and how many tokens it has."""
+    """`Rollouts` that records when each ends, and its number of tokens."""
 
     inner: Rollouts
     began_s: float = 0.0
@@ -76,13 +76,13 @@ class Timed:
 
 
 def rate(began_s: float, ends: Sequence[tuple[float, int]]) -> float:
-    """Tokens a second until `SHARE` of all have ended."""
+    """Tokens per second until `SHARE` of all have ended."""
     counted = sorted(ends)[: max(1, int(SHARE * len(ends)))]
     return sum(tokens for _, tokens in counted) / (counted[-1][0] - began_s)
 
 
 async def bare(engine: Engine, chat: TokenizerChat, requests: Sequence[RolloutRequest], *, at_once: int) -> float:
-    """The same completions by the engine alone."""
+    """Tokens per second of the same completions with the engine alone."""
     places = asyncio.Semaphore(at_once)
     ends: list[tuple[float, int]] = []
     began_s = time.perf_counter()
@@ -105,7 +105,7 @@ async def bare(engine: Engine, chat: TokenizerChat, requests: Sequence[RolloutRe
 async def compared(
     bench: BenchSettings, config: RunConfig, model: Path, engine: Engine, chat: TokenizerChat
 ) -> dict[str, Any]:
-    """Evaluations and the bare engine in turn."""
+    """Run evaluations and the bare engine alternately."""
     actors = TrainingActors(config, model, chat=chat)
     ours, theirs = [], []
     try:

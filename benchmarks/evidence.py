@@ -1,10 +1,10 @@
-"""Evidence of learning in the tiny world, arm by arm: discovery (B), controls (C), curriculum (D), refill (E).
+"""Evidence of learning at scale tiny, arm by arm: discovery (B), controls (C), curriculum (D), refill (E).
 
 python -m benchmarks.evidence --run-dir runs/evidence --parts B --seeds 1 --minutes 15
 
 `benchmarks/evidence_plan.py` fixes families, arms, seeds and budgets. Every arm trains from its seed's SFT policy with
-the commands that `commands.log` lists. After each arm its row is in results.jsonl, and evidence.md and evidence.svg are
-written again. An interrupted experiment resumes with the same command. Part A is `benchmarks/parity.py`.
+the commands listed in `commands.log`. After each arm, its row is added to results.jsonl, and evidence.md and
+evidence.svg are written again. The same command resumes an interrupted experiment. Part A is `benchmarks/parity.py`.
 """
 
 import json
@@ -40,7 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 POOL = 10
 """Steps over which tool errors of training rollouts are pooled."""
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % quantiles of Student's t for 1 degree of freedom and more; beyond the table the normal distribution's."""
+"""97.5 % quantiles of Student's t from 1 degree of freedom; beyond the table the normal distribution is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class EvidenceConfig:
 
 
 def experiment(config: EvidenceConfig) -> Path:
-    """All arms without a row in results.jsonl; returns the path of evidence.md. Raises `Stopped` at the time limit."""
+    """Run all arms without a row in results.jsonl; returns evidence.md's path. Raises `Stopped` at the time limit."""
     root = config.run_dir.expanduser().absolute()
     root.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * config.minutes if config.minutes else math.inf
@@ -83,7 +83,7 @@ def experiment(config: EvidenceConfig) -> Path:
 
 
 def run_arm(root: Path, part: str, arm: Arm, seed: int, deadline: float) -> Row:
-    """Run what is not done of an arm, and read its figures."""
+    """Run the missing commands of an arm, and read its figures."""
     sft, folder = root / f"seed-{seed}" / "sft", root / f"seed-{seed}" / part / arm_folder(arm)
     if RunDir(sft).finished_checkpoint("sft") is None:
         call(root, ["recipes/sft.py", *common(sft, seed), *shlex.split(SFT)], deadline)
@@ -113,9 +113,9 @@ def common(folder: Path, seed: int) -> list[str]:
 
 
 def call(root: Path, command: Sequence[str], deadline: float) -> None:
-    """Run a command of the product; it is stopped as by Ctrl-C at the deadline.
+    """Run a command of the product, and stop it by SIGTERM at the deadline.
 
-    Raises `Stopped` there, and `RStarError` where the command fails.
+    Raises `Stopped` at the deadline, and `RStarError` if the command fails.
     """
     with (root / "commands.log").open("a") as commands:
         commands.write(f"python {shlex.join(command)}\n")
@@ -141,7 +141,7 @@ def _policy(folder: Path, stage: str) -> Path:
 
 
 def end_figures(folder: Path) -> Row:
-    """Of the evaluation at an arm's end."""
+    """Figures of the evaluation at an arm's end."""
     row = read_rows(RunDir(folder).evaluations_path)[-1]
     return {
         "pass_at": row["pass_at"],
@@ -151,7 +151,7 @@ def end_figures(folder: Path) -> Row:
 
 
 def course(folder: Path) -> Row:
-    """What training cost, and the held-out score on the way: (updates, tokens, rollouts, score) at each evaluation."""
+    """Cost of training, and the held-out score during it: (updates, tokens, rollouts, score) at each evaluation."""
     run = read_run(folder)
     scores = {row["rl_step"]: row["avg_at_k"] for row in run.evaluations if row["set"] == "held-out"}
     tokens = rollouts = 0
@@ -165,13 +165,13 @@ def course(folder: Path) -> Row:
 
 
 def tool_error_rate(steps: Sequence[Row]) -> float:
-    """Failed tool calls over tool calls in the correct rollouts of these steps; 0 without a call."""
+    """Share of failed tool calls in the correct rollouts of these steps; 0 without a call."""
     calls = sum(row["calls_in_correct"] for row in steps)
     return sum((row["tool_error_rate_correct"] or 0.0) * row["calls_in_correct"] for row in steps) / max(1, calls)
 
 
 def score_at(curve: Sequence[Sequence[float]], column: int, value: float) -> float | None:
-    """The score where a column of `course`'s curve has this value, between evaluations linearly; None beyond them."""
+    """The score, linearly interpolated, where a column of `course`'s curve has this value; None outside it."""
     for before, after in pairwise(curve):
         if before[column] <= value <= after[column]:
             share = (value - before[column]) / max(1e-9, after[column] - before[column])
@@ -198,7 +198,7 @@ def cell(values: Sequence[float | None], show: Callable[[float], str]) -> str:
 
 
 def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
-    """The table's rows; the first arm of a seed is what its other arms are compared with."""
+    """The table's rows; the other arms of a seed are compared with its first one."""
     of = {(row["arm"], row["seed"]): row for row in rows}
     base = part.arms[0].name
     for arm in part.arms:
@@ -229,7 +229,7 @@ def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _errors_kept(row: Row, first: Row) -> float | None:
-    """Tool errors of the last training steps over those of the first arm's first steps."""
+    """Tool error rate of the last training steps over that of the first arm's first steps."""
     if not row.get("training_errors") or not first.get("training_errors") or not first["training_errors"][0]:
         return None
     return row["training_errors"][1] / first["training_errors"][0]
@@ -240,7 +240,7 @@ HEAD = ("", "seeds", "pass@1", "less the first arm's [points]", "pass@k", "tool 
 
 
 def report(root: Path) -> Path:
-    """Write evidence.md and evidence.svg of the results so far."""
+    """Write evidence.md and evidence.svg from the results so far."""
     results = read_rows(root / "results.jsonl") if (root / "results.jsonl").exists() else []
     texts, bars = ["# Evidence"], list[tuple[str, float, float]]()
     for name, part in PARTS.items():
@@ -290,7 +290,7 @@ def svg(bars: Sequence[tuple[str, float, float]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status as of every recipe."""
+    """Exit status as for recipes."""
 
     def act() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,6 +1,6 @@
-"""What `benchmarks/evidence.py` runs: families, arms, seeds and budgets, fixed before the first run.
+"""The plan of `benchmarks/evidence.py`: families, arms, seeds and budgets, fixed before the first run.
 
-A change here is a new experiment: docs/evidence.md says so, and reports the runs before it too.
+A change here is a new experiment: docs/evidence.md must state it, and report the earlier runs too.
 """
 
 import math
@@ -12,13 +12,13 @@ from rstar_ray.tiny.tiny_problems import Question, Split, generate_problems
 from rstar_ray.trajectory import Problem
 
 SFT = "--tiny.slips 0.65"
-"""The teacher of all arms slips more than that of `make train`, so that no arm has solved everything before its end."""
+"""The teacher of all arms slips more than in `make train`, so that no arm solves everything before its end."""
 ROC_2 = "--algorithm.resample paper --algorithm.least-failures 2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """Training from a seed's SFT policy, stage by stage, and an evaluation at the end."""
+    """Training stages from a seed's SFT policy, and an evaluation at the end."""
 
     name: str
     stages: tuple[tuple[str, str], ...] = ()  # recipe and its options
@@ -27,16 +27,16 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Arms with the same seeds; the others are compared with the first."""
+    """Arms with the same seeds, which are compared with the first."""
 
     title: str
     seeds: int
     arms: tuple[Arm, ...]
-    composed: bool = False  # trained and evaluated on part B's problems
+    composed: bool = False  # trains and evaluates on part B's problems
 
 
 def _stage_1(name: str, options: str, *, steps: int = 45, samples: int = 16, rate: str = "3e-4") -> Arm:
-    """One stage with a budget of tokens and turns that does not bind."""
+    """One stage with budgets of tokens and turns that rollouts do not reach."""
     budget = f"--steps {steps} --optimizer.learning-rate {rate} --rollout.max-response-tokens 256 --rollout.max-turns 8"
     return Arm(name=name, stages=(("stage1", f"{budget} --evaluate.every-steps 10 {options}"),), samples=samples)
 
@@ -100,7 +100,7 @@ PARTS: dict[str, Part] = {
 # ---------------------------------------------------------------- part B's problems
 
 PER_FAMILY, HELD_OUT_PER_FAMILY, SHOWN = 400, 40, 1_600
-"""Problems of each composed family to train on and to evaluate on, and of the families of SFT to train on."""
+"""Training and held-out problems of each composed family, and training problems of the families in SFT."""
 
 
 def _multiples(rng: random.Random, size: int) -> Numbers:
@@ -144,14 +144,14 @@ COMPOSED: tuple[Family, ...] = (
         results=4,
     ),
 )
-"""Each result is one call that SFT shows; no family of SFT has these calls one after the other.
+"""Each result takes one call that SFT shows; no family of SFT has these calls in sequence.
 
-Answers are large: a wrong program is not right by chance.
+Answers are large, so that a wrong program is not correct by chance.
 """
 
 
 def composed_problems(seed: int, split: Split, per_family: int) -> list[Problem]:
-    """Different problems of the composed families, fewer where a family has fewer."""
+    """Different problems of the composed families, up to `per_family` each."""
     rng = random.Random(f"{seed} composed {split.value}")
     problems: dict[str, Problem] = {}
     for family in COMPOSED:
@@ -165,10 +165,10 @@ def composed_problems(seed: int, split: Split, per_family: int) -> list[Problem]
 
 
 def training_problems(seed: int) -> list[Problem]:
-    """Half composed problems, half problems of the families that SFT shows."""
+    """Half composed problems, half problems of the families in SFT."""
     return composed_problems(seed, Split.TRAIN, PER_FAMILY) + generate_problems(seed, Split.TRAIN, SHOWN)
 
 
 def heldout_problems() -> list[Problem]:
-    """The same for every seed."""
+    """Held-out problems, the same for every seed."""
     return composed_problems(0, Split.HELD_OUT, HELD_OUT_PER_FAMILY)

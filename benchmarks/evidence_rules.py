@@ -1,6 +1,6 @@
-"""Rules and a reward of the controls in `benchmarks/evidence_plan.py`."""
+"""Rules and a reward for the controls in `benchmarks/evidence_plan.py`."""
 
-from __future__ import annotations  # the processes of a reward need not import torch
+from __future__ import annotations  # so that reward processes do not import torch
 
 import zlib
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from rstar_ray.trajectory import Problem, Transcript
 
 RATE = 0.23
-"""pass@1 of the SFT policy, which the random reward pays as often."""
+"""pass@1 of the SFT policy, which is also the rate of the random reward."""
 
 
 def coin(completion: str, problem: Problem, rollout: Transcript) -> float:
-    """1 at random, whatever the rollout says; the same for a rollout that is repeated."""
+    """1 at random, independent of the text; the same if the rollout is repeated."""
     return float(zlib.crc32(rollout.rollout_id.encode()) < RATE * 2**32)
 
 
 def right_only(rewards: Sequence[float], algorithm: AlgorithmConfig) -> list[float]:
-    """Rejection sampling: rollouts that are right count alike, the others for nothing."""
+    """Rejection sampling: correct rollouts have weight 1, all others 0."""
     return [float(reward > 0) for reward in rewards]
 
 

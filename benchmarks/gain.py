@@ -1,10 +1,10 @@
-"""What one policy gains on another where the other is not always right, without counting luck twice.
+"""The gain of a policy over an earlier one, on problems that the earlier one does not always solve, without bias.
 
 python -m benchmarks.gain CHOOSING BEFORE AFTER
 
-Three files of an evaluation's rows (`evaluations/*.jsonl` of a run directory): two of the earlier policy with different
-seeds, one of the later. The problems are those that the first file's rollouts did not all solve. Were they chosen by
-the file that they are measured by, the earlier policy would look worse there than it is, and any other better.
+Reads three files of evaluation rows (`evaluations/*.jsonl` of a run directory): two of the earlier policy with
+different seeds, one of the later. The problems are those that not all rollouts of the first file solved. If the file
+that selects the problems also measured them, the earlier policy would seem worse than it is, and any other better.
 """
 
 import json
@@ -22,12 +22,12 @@ from rstar_ray.evaluation.figures import Interval, bootstrap_interval
 from rstar_ray.run_dir.durable import read_rows
 
 Rates = dict[str, float]
-"""The share of a problem's rollouts that are right, by its id."""
+"""The share of correct rollouts, by problem id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Mean pass@1 of both on the problems chosen, and the difference with its 95 % interval over problems."""
+    """Mean pass@1 of both policies on the chosen problems, and the difference with its 95 % interval over problems."""
 
     num_problems: int
     before: float
@@ -37,7 +37,7 @@ class Gain:
 
 
 def rates_of(path: Path) -> Rates:
-    """Raises `ConfigError` for a file without rows of an evaluation."""
+    """Read an evaluation's rates. Raises `ConfigError` for a file without evaluation rows."""
     try:
         rows = read_rows(path)
         rates = {row["id"]: row["num_correct"] / row["k"] for row in rows}
@@ -49,9 +49,9 @@ def rates_of(path: Path) -> Rates:
 
 
 def gain_on_unsolved(choosing: Rates, before: Rates, after: Rates) -> Gain:
-    """On the problems that `choosing` does not always solve.
+    """The gain on the problems that `choosing` does not always solve.
 
-    Raises `ConfigError` where the three have other problems, or nothing is left to gain.
+    Raises `ConfigError` if the files have different problems, or all problems are solved.
     """
     if not choosing.keys() == before.keys() == after.keys():
         raise ConfigError("the three files", "they are of different problems", "evaluate the same set three times")

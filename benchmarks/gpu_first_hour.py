@@ -1,11 +1,11 @@
-"""The first hour with a GPU: every part once, in order, with what was measured beside what was planned.
+"""The first hour with a GPU: runs every part once, in order, and shows measured beside planned figures.
 
 make gpu-first-hour
 python -m benchmarks.gpu_first_hour
 
-The learner's steps come first. They need torch and transformers alone, or DeepSpeed too where their name says learner;
-this file needs Python alone. A step whose packages or GPUs are missing is skipped by name. What has passed on this GPU
-with this commit is not repeated (`--again` does). Each step has 8 minutes. Exit status: 0 no step failed, 1 one did.
+The learner's steps are first. They need only torch and transformers, and DeepSpeed if `learner` is in their name; this
+file needs only Python. A step without its packages or GPUs is reported as not run. Steps that have passed on this GPU
+with this commit are not repeated (unless `--again`). Each step has 8 minutes. Exit status: 1 if a step failed, else 0.
 """
 
 import argparse
@@ -33,19 +33,19 @@ ALL = (*LEARNER, "deepspeed", "ray", "vllm", "pytest")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One process. `{out}` in its command is the folder of this hour."""
+    """One process. `{out}` in its command is the output folder."""
 
     name: str
     shows: str
-    command: tuple[str, ...]  # after the name of Python
+    command: tuple[str, ...]  # arguments of Python
     needs: tuple[str, ...] = LEARNER  # packages
     gpus: int = 1
-    after: str = ""  # a step without which this one means nothing
+    after: str = ""  # a step that must have passed before
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement; `planned` is None where the planner says nothing."""
+    """One measurement; `planned` is None if the planner has no figure."""
 
     what: str
     measured: float
@@ -55,7 +55,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a step."""
+    """The result of a step."""
 
     status: str  # passed, failed, not run
     note: str = ""  # why it failed, or did not run
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine has. `packages` are those of the steps that can be found."""
+    """This machine. `packages` are the installed ones that steps need."""
 
     gpus: int
     device: str  # name of the first GPU
@@ -111,7 +111,7 @@ STEPS = (
 
 
 def this_machine() -> Machine:
-    """GPUs are counted by torch in a process that ends: a context of this one would take memory from the steps."""
+    """Count GPUs with torch in a child process: a CUDA context in this process would take memory from the steps."""
     asked = "import torch; n = torch.cuda.device_count(); print(n, torch.cuda.get_device_name(0) if n else '', sep='|')"
     answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
     gpus, _, device = (answer.stdout.strip().splitlines() or ["0|"])[-1].partition("|")
@@ -126,7 +126,7 @@ def this_machine() -> Machine:
 
 
 def missing(step: Step, machine: Machine, done: dict[str, Outcome]) -> str:
-    """Why a step cannot run here; empty where it can."""
+    """Why a step cannot run here; empty if it can."""
     if lacking := [name for name in step.needs if name not in machine.packages]:
         return f"{', '.join(lacking)} not installed"
     if machine.gpus < step.gpus:
@@ -137,7 +137,7 @@ def missing(step: Step, machine: Machine, done: dict[str, Outcome]) -> str:
 
 
 def run_step(step: Step, out: Path, deadline_s: float) -> Outcome:
-    """In a separate session, all of whose processes end with it. Its output goes to NAME.log."""
+    """Run a step in a separate session, and end all its processes. The output goes to NAME.log."""
     log = out / f"{step.name}.log"
     command = [sys.executable, *(part.replace("{out}", str(out)) for part in step.command)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0"}
@@ -162,7 +162,7 @@ def run_step(step: Step, out: Path, deadline_s: float) -> Outcome:
 
 
 def _end_session(process: "subprocess.Popen[bytes]") -> None:
-    """Politely first: a run writes a checkpoint, and stops Ray."""
+    """SIGTERM first, so that a run writes a checkpoint and stops Ray."""
     for number, grace_s in ((signal.SIGTERM, TERMINATE_GRACE_S), (signal.SIGKILL, None)):
         if process.poll() is not None:
             break
@@ -176,7 +176,7 @@ def _end_session(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _figures(lines: Sequence[str]) -> tuple[Figure, ...]:
-    """Of a step's last line, if it is its JSON."""
+    """Figures in a step's last line, if it is JSON."""
     try:
         return tuple(Figure(**figure) for figure in json.loads(lines[-1])["figures"])
     except (ValueError, KeyError, TypeError, IndexError):
@@ -192,7 +192,7 @@ def run_all(
     deadline_s: float = STEP_DEADLINE_S,
     tell: Callable[[str], None] = print,
 ) -> dict[str, Outcome]:
-    """Each step in order; what has passed before is kept. State is written after every step."""
+    """Run the steps in order; earlier passes are retained. The state is written after every step."""
     out.mkdir(parents=True, exist_ok=True)
     before = read_state(out)
     done: dict[str, Outcome] = {}
@@ -213,7 +213,7 @@ def run_all(
 
 
 def read_state(out: Path) -> dict[str, Outcome]:
-    """By step; nothing where there is no readable file."""
+    """Outcomes by step; empty without a readable file."""
     try:
         found: dict[str, dict[str, Any]] = json.loads((out / "state.json").read_text())
         return {
@@ -225,14 +225,14 @@ def read_state(out: Path) -> dict[str, Outcome]:
 
 
 def write_state(out: Path, done: dict[str, Outcome]) -> None:
-    """One rename: a machine may be taken away at any time."""
+    """Write atomically, as the machine may be lost at any time."""
     new = out / "state.json.new"
     new.write_text(json.dumps({name: asdict(outcome) for name, outcome in done.items()}, indent=1))
     new.replace(out / "state.json")
 
 
 def table(done: dict[str, Outcome], machine: Machine) -> str:
-    """A row for each step, and below it one for each figure."""
+    """A line for each step, and below it one for each figure."""
     lines = [f"{machine.device}, commit {machine.commit}", "", f"{'step':<15}{'status':<10}{'s':>5}  "]
     for name, outcome in done.items():
         seconds = f"{outcome.seconds:.0f}" if outcome.seconds else "-"

@@ -1,8 +1,8 @@
-"""The bodies of the first GPU hour's steps (`benchmarks.gpu_first_hour`): each ends with one line of JSON, its figures.
+"""The steps of the first GPU hour (`benchmarks.gpu_first_hour`); each prints its figures as a last line of JSON.
 
 python -m benchmarks.gpu_steps policy --shape 0.6B
 
-On a CPU (`--device cpu --shape tiny`) the same code runs, and only memory is not measured.
+On a CPU (`--device cpu --shape tiny`) the same code runs, except that memory is not measured.
 """
 
 import argparse
@@ -40,23 +40,23 @@ SHAPES: dict[str, dict[str, int]] = {
     "0.6B": {"hidden_size": 1_024, "intermediate_size": 3_072, "num_hidden_layers": 28, "vocab_size": 151_936},
     "1.7B": {"hidden_size": 2_048, "intermediate_size": 6_144, "num_hidden_layers": 28, "vocab_size": 151_936},
 }
-"""Of Qwen3; random weights."""
+"""Shapes of Qwen3, with random weights."""
 BUCKETS = 3
 ROUNDS = 20
 LEAK_BYTES = 16 * 2**20
 STEPS_BEFORE_STOP, STEPS_OF_STAGE_1 = 3, 12
 STOPPED = 130  # a recipe's exit status after a requested stop
-WORKSPACE_GB = 0.27  # cuBLAS or hipBLASLt, of two threads
+WORKSPACE_GB = 0.27  # of cuBLAS or hipBLASLt in two threads
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a step runs on, and with what."""
+    """Device, model shape and folders of a step."""
 
     device: torch.device
     shape: str
-    folder: Path  # for what it writes, removed at the end
-    out: Path  # for what a later step needs
+    folder: Path  # temporary files, removed at the end
+    out: Path  # files for later steps
 
     @property
     def on_gpu(self) -> bool:
@@ -68,15 +68,15 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Of a micro batch."""
+        """Tokens of a micro batch."""
         return 16_384 if self.on_gpu else 512
 
     def gpu(self) -> Gpu | None:
-        """The planner's GPU with this one's peaks; None where they are not known."""
+        """The planner's record of this GPU; None if it is not known."""
         return known_gpu(torch.cuda.get_device_name(self.device)) if self.on_gpu else None
 
     def model(self) -> Path:
-        """A folder of random weights of this shape."""
+        """A folder with random weights of this shape."""
         from actors.weights.random_weights import write_random_weights
 
         config = {
@@ -100,7 +100,7 @@ class Setting:
 
 
 def kernels(setting: Setting) -> list[Figure]:
-    """Packed rows against a dense mask, values and gradients; then a hundred different lengths, as in a run."""
+    """Compare values and gradients of packed rows with a dense mask; then run a hundred row lengths, as in training."""
     attention_kernels.choose(setting.device)
     generator = torch.Generator(setting.device).manual_seed(0)
     worst = 0.0
@@ -122,7 +122,7 @@ def kernels(setting: Setting) -> list[Figure]:
     parts = [_heads(number, sum(lengths), generator, setting) for number in (16, 8, 8)]
     seconds: list[float] = []
     for turn in range(4):
-        rows = lengths[turn:] + lengths[:turn]  # other neighbours each time
+        rows = lengths[turn:] + lengths[:turn]  # another order each time
         setting.wait()
         started = time.perf_counter()
         attend(Heads(*parts), row_lengths=rows).float().sum().backward()
@@ -142,7 +142,7 @@ def _heads(number: int, tokens: int, generator: torch.Generator, setting: Settin
 
 
 def dense(parts: Sequence[Tensor], lengths: Sequence[int], window: int | None) -> Tensor:
-    """Softmax attention with its mask written out, in float32: [1, T, H, D]."""
+    """Softmax attention with an explicit mask, in float32: [1, T, H, D]."""
     query, key, value = (part.float() for part in parts)
     key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
     row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(query.device)
@@ -154,13 +154,13 @@ def dense(parts: Sequence[Tensor], lengths: Sequence[int], window: int | None) -
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Largest difference over the reference's largest value."""
+    """Largest difference, relative to the reference's largest value."""
     difference, scale = found.detach().float() - expected.detach().float(), expected.detach().float().abs().max()
     return float(difference.abs().max() / scale)
 
 
 def log_probs(setting: Setting) -> list[Figure]:
-    """In chunks, against all at once; and what a chunk holds."""
+    """Compare log-probs in chunks with unchunked ones, and measure a chunk's memory."""
     vocabulary, chunk, tokens = (151_936, 512, 2_048) if setting.on_gpu else (1_000, 32, 128)
     torch.manual_seed(0)
     hidden = torch.randn(tokens, 64, device=setting.device, dtype=setting.dtype, requires_grad=True)
@@ -183,7 +183,7 @@ def log_probs(setting: Setting) -> list[Figure]:
 
 
 def _memory(setting: Setting, *, reset: bool = False) -> float:
-    """Most that was held since the last reset [GB]; with `reset` what is held now."""
+    """Peak memory since the last reset [GB]; with `reset` the current memory."""
     if not setting.on_gpu:
         return 0.0
     if reset:
@@ -196,7 +196,7 @@ def _memory(setting: Setting, *, reset: bool = False) -> float:
 
 
 def drawn_rows(setting: Setting, micro_batches: int, vocabulary: int) -> list[list[TokenRow]]:
-    """Packed micro batches of rows of log-normal length, all of whose tokens but the first 20 are sampled."""
+    """Packed micro batches of rows of log-normal length; all tokens of a row but the first 20 are sampled."""
     rng = np.random.default_rng(0)
     batches: list[list[TokenRow]] = []
     for number in range(micro_batches):
@@ -213,7 +213,7 @@ def drawn_rows(setting: Setting, micro_batches: int, vocabulary: int) -> list[li
 
 
 def speed(tokens: int, seconds: float, model: ModelShape, setting: Setting) -> list[Figure]:
-    """Tokens/s, and MFU: 6 FLOPs a parameter and token over the peak, recomputation not counted."""
+    """Tokens/s, and MFU: 6 FLOPs per parameter and token over the peak, without recomputation."""
     rate, gpu = tokens / seconds, setting.gpu()
     if gpu is None:
         return [Figure("tokens", rate, "1/s")]
@@ -268,7 +268,7 @@ def learner_config(setting: Setting) -> RunConfig:
 
 
 def learner(setting: Setting) -> list[Figure]:
-    """Three updates under ZeRO-3, then a checkpoint, another update, and back."""
+    """Three updates with ZeRO-3, then a checkpoint, another update, and loading of the checkpoint."""
     from actors.learner.rank import LearnerRank
 
     folder = setting.model()
@@ -315,7 +315,7 @@ def learner(setting: Setting) -> list[Figure]:
 
 
 def reader(calls: Any) -> None:
-    """The engine's process: vLLM opens a buffer and copies it; the answer is the copy's checksum."""
+    """The engine's process: vLLM opens a buffer and copies it; returns the copy's checksum."""
     from vllm.distributed.weight_transfer.packed_tensor import PackedBufferImporter, packed_ipc_consumer
 
     from actors.weights.buckets import WeightEntry
@@ -334,7 +334,7 @@ def reader(calls: Any) -> None:
 
 
 def ipc(setting: Setting) -> list[Figure]:
-    """One buffer filled three times a version, twenty versions, read by another process; nothing may stay behind."""
+    """Send a buffer to another process, three times per version, for twenty versions, without a memory leak."""
     from actors.weights.ipc import CudaExporter
     from actors.weights.tensors import sum_of_tensor
 
@@ -361,7 +361,7 @@ def ipc(setting: Setting) -> list[Figure]:
         del room
         exporter.release()
         torch.cuda.empty_cache()
-        if version == 2:  # the first ones' contexts stay
+        if version == 2:  # contexts of the first versions remain
             free, seconds = torch.cuda.mem_get_info()[0], 0.0
     leaked = (free - torch.cuda.mem_get_info()[0]) / (ROUNDS - 3)
     calls.send(None)
@@ -376,7 +376,7 @@ def ipc(setting: Setting) -> list[Figure]:
 
 
 def engine(setting: Setting) -> list[Figure]:
-    """Decoding at a full batch."""
+    """Measure decoding with a full batch."""
     import asyncio
 
     from actors.generation.engine import Engine
@@ -428,7 +428,7 @@ def engine(setting: Setting) -> list[Figure]:
 
 
 def recipe(setting: Setting) -> list[str]:
-    """Stage 1 of the tiny model, which no update makes better: its policy has hardly learned anything before."""
+    """The command of stage 1 with the tiny model, which hardly learns: SFT has only three steps."""
     on_gpu = [
         "--engine.gpus-per-replica", "0.5", "--engine.gpu-memory-share", "0.3", "--learner.gpus-per-rank", "0.5",
         "--engine.dtype", "bfloat16", "--learner.dtype", "bfloat16",  # float32 has no fused kernel for GQA
@@ -441,15 +441,15 @@ def recipe(setting: Setting) -> list[str]:
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Of stage 1, as metrics.jsonl has them."""
+    """Rows of stage 1 in metrics.jsonl."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be half written
+    rows = [json.loads(line) for line in lines if line.endswith("}")]  # the last line may be incomplete
     return [row for row in rows if row["stage"] == "stage1"]
 
 
 def stage1(setting: Setting) -> list[Figure]:
-    """Three steps, then SIGTERM: the run ends with a checkpoint and says that it can be resumed."""
+    """Three steps, then SIGTERM: the run must end with a checkpoint and the status of a requested stop."""
     run_dir = setting.out / "stage1"
     shutil.rmtree(run_dir, ignore_errors=True)
     run = subprocess.Popen(recipe(setting))
@@ -465,7 +465,7 @@ def stage1(setting: Setting) -> list[Figure]:
 
 
 def resume(setting: Setting) -> list[Figure]:
-    """The same command again: no step twice, none left out."""
+    """The same command again: no step may be repeated or missing."""
     before = steps_of(setting.out / "stage1")
     done = subprocess.run(recipe(setting))
     assert done.returncode == 0, f"the recipe ended with {done.returncode}"

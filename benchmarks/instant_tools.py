@@ -1,10 +1,10 @@
-"""What the tool costs a step at scale `tiny`: its seconds with the sandbox over those with answers known beforehand.
+"""The cost of the tool in a step at scale `tiny`: seconds with the sandbox over seconds with recorded answers.
 
 python -m benchmarks.instant_tools --model runs/tiny/checkpoints/CHECKPOINT/model --steps 12 --repeats 3
 
-Runs stage 1 from that model with every trajectory recorded, then again with a tool in the sandbox's place that gives
-each program the answer it had. So both roll out the same tokens, but for the few programs whose answer was never shown,
-because their rollout's budget was spent: these fail. In turn, as often as asked; one JSON line.
+Runs stage 1 from that model with every trajectory recorded, then again with a tool that returns each program's recorded
+answer instead of the sandbox. Both runs sample the same tokens, except after programs without a recorded answer, whose
+rollouts had reached their budget: these calls fail. The runs alternate `--repeats` times; prints one JSON line.
 """
 
 import json
@@ -30,11 +30,11 @@ from rstar_ray.tools.tool import Tool, ToolFailed
 REPOSITORY = Path(__file__).resolve().parents[1]
 ANSWER = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 Answers = dict[str, tuple[str, bool]]
-"""By program: what the model read, and whether the call had failed."""
+"""By program: the text that the model read, and whether the call failed."""
 
 
 def answers_of(rows: Sequence[Mapping[str, Any]]) -> Answers:
-    """Programs and answers in rows of recorded trajectories, of the tiny world's template."""
+    """Programs and answers in rows of recorded trajectories, in the template of scale tiny."""
     found: Answers = {}
     for turn in (turn for row in rows for turn in row["turns"] if turn["tool_response"] is not None):
         programs = [call.code for call in parse_tool_calls(turn["completion"])]
@@ -45,7 +45,7 @@ def answers_of(rows: Sequence[Mapping[str, Any]]) -> Answers:
 
 
 def remembering(run: str) -> Tool:
-    """The Python tool, which knows the answers of the run in that folder and no other."""
+    """The Python tool with the answers recorded in that run; other calls fail."""
     files = sorted(Path(run, "trajectories").glob("stage1-step-*.jsonl"))
     answers = answers_of([row for file in files for row in read_rows(file)])
 
@@ -61,7 +61,7 @@ def remembering(run: str) -> Tool:
 
 
 def seconds(run: Path) -> list[float]:
-    """Of each step but the first, which fills caches."""
+    """Seconds of each step but the first, which fills caches."""
     return [row["step_s"] for row in read_rows(run / "metrics.jsonl") if row["step"] > 1]
 
 

@@ -1,9 +1,9 @@
-"""What older weights cost in learning: `python -m benchmarks.lag` trains the tiny world with a strict lag.
+"""The effect of older weights on learning: `python -m benchmarks.lag` trains at scale tiny with a fixed lag.
 
-Runs are synchronous, and engines serve the weights of `k` steps before: every token is exactly that old, and timing
-plays no part. So this is the worst case of `--staleness k`. Each arm is one stage from its seed's SFT policy; `none`,
-which a run with a staleness refuses, stands beside the corrections. An arm takes some 3 minutes on two cores. The same
-command resumes with the first arm that is not done; `--minutes` lets it end between two arms.
+Runs are synchronous, and engines serve the weights of `k` steps before: every token has exactly that age, independent
+of timing. This is the worst case of `--staleness k`. Each arm is one stage from its seed's SFT policy; `none`, which a
+run with a staleness refuses, is compared with the corrections. An arm takes about 3 minutes on two cores. The same
+command resumes with the first arm that is not done; with `--minutes` it ends between two arms.
 
     python -m benchmarks.lag --minutes 15
     python -m benchmarks.lag --seeds 1 --rates 3 10 --minutes 15
@@ -81,7 +81,7 @@ class LagConfig:
 
     @property
     def arms(self) -> list[tuple[float, int, Correction]]:
-        """Rate, lag and correction; at a lag of 0 all corrections are alike."""
+        """Rate, lag and correction; with a lag of 0 all corrections are equal."""
         return [
             (rate, lag, correction)
             for rate in self.rates
@@ -92,7 +92,7 @@ class LagConfig:
 
 @contextmanager
 def lagging(steps: int) -> Generator[None]:
-    """Replicas serve the weights that were published so many publishes before; the first ones until then."""
+    """Replicas serve the weights of `steps` publishes before; until there are so many, the first ones."""
     publish = Replicas.publish
     recent, served = deque[Publication](maxlen=steps + 1), list[Publication]()
 
@@ -107,7 +107,7 @@ def lagging(steps: int) -> Generator[None]:
 
 
 def experiment(config: LagConfig) -> Path:
-    """The arms that are not done, as far as the time allows; returns the table's path."""
+    """Run the arms that are not done, within the time limit; returns the table's path."""
     began_s, root = time.monotonic(), run_path(RunConfig(scale="tiny", run_dir=config.run_dir or "runs/lag"))
     report = root / "lag.md"
     runs: dict[tuple[float, int, Correction], list[RunRecord]] = {arm: [] for arm in config.arms}
@@ -139,7 +139,7 @@ def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], f
         "steps": config.steps,
         "optimizer.learning_rate": rate * LEARNING_RATE,
         "evaluate.every_steps": config.evaluate_every,
-        "checkpoint.every_steps": config.steps,  # one that is killed begins again: the lag is in no checkpoint
+        "checkpoint.every_steps": config.steps,  # a killed arm starts again: checkpoints do not contain the lag
         "algorithm.min_ess": 0.0,
         **CORRECTIONS[correction],
     }
@@ -147,13 +147,13 @@ def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], f
     with lagging(lag):
         try:
             run([with_values(at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny), values)])
-        except RStarError as stopped:  # what a break looks like
+        except RStarError as stopped:  # training has diverged
             log.info("%s: %s", path, stopped)
     write_text(path / "done", "")
 
 
 def comparison(runs: Mapping[tuple[float, int, Correction], Sequence[RunRecord]], config: LagConfig) -> str:
-    """The arms that have run, as a table in Markdown."""
+    """A Markdown table of the arms that have run."""
     steps = range(config.evaluate_every, config.steps + 1, config.evaluate_every)
     rows: list[list[str]] = []
     for (rate, lag, correction), found in runs.items():
@@ -186,7 +186,7 @@ measures.
 
 
 def score(one: RunRecord, step: int) -> float:
-    """The latest up to this step."""
+    """The latest score up to this step."""
     known = [row["avg_at_k"] for row in one.heldout if row["rl_step"] <= step]
     return known[-1] if known else 0.0
 
@@ -196,7 +196,7 @@ def _column(one: RunRecord, name: str) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status as of every recipe."""
+    """Exit status as for recipes."""
 
     def act() -> None:
         print(experiment(options_of(LagConfig, argv, description=__doc__)))

@@ -1,11 +1,11 @@
-"""Learner throughput against a bare DeepSpeed loop and TRL, as one JSON line: `python -m benchmarks.learner`.
+"""Compares the learner's throughput with a bare DeepSpeed loop and TRL (one JSON line): `python -m benchmarks.learner`.
 
-`own_loss` is what a loss by import path costs in place of the built-in one.
+`own_loss` is the cost of a loss by import path instead of the built-in one.
 
-Each pair trains the same random policy on the same rows in this process, run after run in turn; a figure is the
-median of the ratios of neighbouring runs, with the smallest and the largest beside it. The bare loop pads a fixed
-number of rows in the order given, takes the log-softmax of all logits, and masks; TRL's GRPOTrainer is given tensors
-padded as it pads them.
+Each pair trains the same random policy on the same rows in this process, in alternating runs; a figure is the median
+of the ratios of adjacent runs, with the smallest and the largest. The bare loop pads a fixed number of rows in the
+given order, computes the log-softmax of all logits, and masks. TRL's GRPOTrainer receives tensors padded as it pads
+them.
 """
 
 import inspect
@@ -40,7 +40,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Loop(Protocol):
-    """An update to compare with."""
+    """An update for comparison."""
 
     def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]: ...
     def padded_tokens(self, batch: Batch) -> int: ...
@@ -144,9 +144,9 @@ def by_path(tokens: SampledTokens, algorithm: AlgorithmConfig) -> torch.Tensor:
 
 
 def own_loss(rank: LearnerRank, lengths: Any, bench: BenchSettings) -> dict[str, Any]:
-    """What a loss by import path costs: the ratio of whole updates, and the cost of its calls alone.
+    """The cost of a loss by import path: the ratio of whole updates, and the cost of its calls.
 
-    Updates vary by more than the calls cost, so `share_of_update` is the figure; the ratio only shows that nothing else
+    Updates vary by more than the calls cost, so `share_of_update` is the result; the ratio only shows that nothing else
     is slower.
     """
     rows = random_rows(lengths)
@@ -183,7 +183,7 @@ def own_loss(rank: LearnerRank, lengths: Any, bench: BenchSettings) -> dict[str,
 
 
 def alternate(one: Callable[[], None], other: Callable[[], None], repeats: int) -> tuple[list[float], list[float]]:
-    """CPU seconds of each, in turn, after one run of each to warm up: on a shared machine the wall clock lies."""
+    """CPU seconds of alternating runs after a warm-up of each; wall time is unreliable on a shared machine."""
     one()
     other()
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -196,7 +196,7 @@ def alternate(one: Callable[[], None], other: Callable[[], None], repeats: int) 
 
 
 def publish(rank: LearnerRank, repeats: int) -> dict[str, Any]:
-    """Packing and checking the weights, against copying their bytes."""
+    """Compare packing and checksums of the weights with copying their bytes."""
     made, copied = [], []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -216,7 +216,7 @@ def publish(rank: LearnerRank, repeats: int) -> dict[str, Any]:
 
 
 def padded(values: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of `width`, filled up with 0 on the right."""
+    """Rows padded with 0 on the right to `width`."""
     out = torch.zeros(len(values), width, dtype=dtype)
     for index, value in enumerate(values):
         out[index, : len(value)] = torch.from_numpy(np.asarray(value))
@@ -224,7 +224,7 @@ def padded(values: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tenso
 
 
 class BareLoop:
-    """What one would write first: DeepSpeed around transformers, fixed micro batches, full logits."""
+    """A minimal loop: DeepSpeed with transformers, fixed micro batches, full logits."""
 
     def __init__(self, folder: str, config: RunConfig) -> None:
         import deepspeed
@@ -245,7 +245,7 @@ class BareLoop:
         )[0]
 
     def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]:
-        """Rows as they come, each micro batch padded to its longest."""
+        """Rows in the given order, each micro batch padded to its longest."""
         return [self._pad(rows[start : start + per_batch]) for start in range(0, len(rows), per_batch)]
 
     def padded_tokens(self, batch: Batch) -> int:
@@ -275,7 +275,7 @@ class BareLoop:
 
 
 class TrlLoop:
-    """The update of TRL's GRPOTrainer on its own padded tensors: the whole batch to its longest, then cut."""
+    """The update of TRL's GRPOTrainer on tensors padded as TRL does: the whole batch to its longest, then split."""
 
     def __init__(self, folder: str, bench: BenchSettings) -> None:
         import transformers

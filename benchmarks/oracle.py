@@ -1,8 +1,8 @@
-"""The oracle: a plain schedule of a step that knows every length in advance.
+"""The oracle: a simple schedule of a step that knows every length in advance.
 
-No run can have it, so no option chooses it. The lower bound is what no schedule can beat; the oracle shows how much of
-a rule's distance from it comes from not knowing. The longest rollout that fits goes first, to the replica with the
-least KV-time ahead; it fits where the cache holds it to its end beside its residents.
+No run can use it, so no option selects it. No schedule is faster than the lower bound; the oracle shows how much of a
+rule's distance from the bound is due to unknown lengths. The longest rollout that fits is admitted first, to the
+replica with the least KV-time ahead; it fits if the cache can hold it to its end together with the residents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from scheduler.state import Replica, Rollout, State
 from scheduler.traces.trace import TraceRollout, cut
 
 STEPS = 64  # decode steps that are counted as one
-HEADROOM = 0.98  # of a cache, that is planned with: tools' answers and waits shift ends a little
-TRIES = 6  # lengths, evenly spaced over those waiting, that are tried when the longest does not fit
+HEADROOM = 0.98  # share of a cache that is used: tools' answers and waits shift ends a little
+TRIES = 6  # waiting rollouts, evenly spaced by length, that are tried if the longest does not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class _Stay:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Of a rollout: all tokens that it will sample, and those of its whole response."""
+    """The final numbers of tokens of a rollout: sampled, and of the whole response."""
 
     sampled_tokens: int
     response_tokens: int
 
 
 class Oracle(FirstComeFirstServed):
-    """Longest first, by endings known in advance."""
+    """Longest first, with endings known in advance."""
 
     name = "oracle"
 
@@ -84,7 +84,7 @@ class Oracle(FirstComeFirstServed):
 
     def _stay(self, rollout: Rollout, replica: Replica) -> _Stay:
         load, ending = rollout.load, self._ending(rollout)
-        left = max(1, ending.sampled_tokens - load.generated_tokens)  # a step for each; tools' text comes without
+        left = max(1, ending.sampled_tokens - load.generated_tokens)  # one decode step each; tools' text takes no step
         growth = (ending.response_tokens - load.response_tokens) / left
         now = int(replica.decode_step)
         ends = (np.arange(now // STEPS, (now + left) // STEPS + 1) + 1) * STEPS - now
@@ -110,7 +110,7 @@ class Oracle(FirstComeFirstServed):
     def _left(self, rollout: Rollout) -> None:
         assert rollout.replica is not None
         stay = self._stays.pop(rollout.load.rollout_id)
-        past = max(0, int(rollout.replica.decode_step) // STEPS + 1 - stay.first)  # what was held, was held
+        past = max(0, int(rollout.replica.decode_step) // STEPS + 1 - stay.first)  # past bins do not change
         end = stay.first + len(stay.tokens)
         self._ahead[stay.replica_id][stay.first + past : end] -= stay.tokens[past:]
         self._nothing_fits = False
@@ -120,7 +120,7 @@ class Oracle(FirstComeFirstServed):
 
 
 def oracle_step(rollouts: Sequence[TraceRollout], settings: SimulatorSettings) -> SimulatorResult:
-    """The step as the oracle runs it."""
+    """Simulate the step with the oracle."""
     limits = (settings.max_response_tokens, settings.max_turns)
     whole = {name: cut(rollout, *limits) for name, rollout in named(rollouts).items()}
     endings = {name: Ending(one.generated_tokens, one.response_tokens) for name, one in whole.items()}

@@ -1,14 +1,14 @@
-"""One recorded step's gradient by our learner's loss, by TRL's GRPO loss and by verl's policy loss, in float32.
+"""Compares a recorded step's gradient by our learner's loss with TRL's GRPO loss and verl's policy loss, in float32.
 
 rstar replay RUN --step 1 --export step.safetensors
 python -m benchmarks.parity step.safetensors --model RUN/checkpoints/sft-step-001000/model
 python -m benchmarks.parity --runs RUN OTHER
 
-The first reads what `rstar replay --export` wrote and the policy before the step. Our forward pass computes log-probs
-of sampled tokens in chunks; theirs is the log-softmax of all logits. Cases: the step as it was trained (every ratio is
-1), the sampler as the old policy, and old log-probs with noise, so that clips act. The second names the first sampled
-token in which two runs differ, such as one with `--algorithm.loss parity_rules:trl` and one without.
-`benchmarks/parity_rules.py` says how verl is installed; without it a line says that it was left out.
+The second command reads the file of `rstar replay --export` and the policy before the step. Our forward pass computes
+log-probs of sampled tokens in chunks; theirs is the log-softmax of all logits. Cases: the step as it was trained (every
+ratio is 1), the sampler as the old policy, and old log-probs with noise, so that clips have an effect. The last command
+prints the first sampled token in which two runs differ, such as one with `--algorithm.loss parity_rules:trl` and one
+without. `benchmarks/parity_rules.py` describes the installation of verl; without it a warning is logged.
 """
 
 import importlib.util
@@ -36,9 +36,9 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows
 
 ALIKE = 1e-6
-"""Relative difference up to which gradients are equal."""
+"""Relative difference up to which gradients count as equal."""
 NOISE = 1.0
-"""Standard deviation of the noise of old log-probs: some ratios are above 3, where the dual clip acts."""
+"""Standard deviation of the noise of old log-probs: some ratios are above 3, where the dual clip has an effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class ParityOptions:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison: whose loss, under which settings, and what the old policy is."""
+    """One comparison: the other loss, the settings, and the old policy."""
 
     name: str
     theirs: Callable[[AlgorithmConfig, dict[str, Any]], Any]
@@ -64,7 +64,7 @@ class Case:
 
 
 def cases(algorithm: AlgorithmConfig, *, with_verl: bool) -> list[Case]:
-    """The loss that the step was trained with, by token; verl always has a dual clip."""
+    """The step's loss, normalised by token; verl always has a dual clip."""
     ours = replace(algorithm, loss="clipped", normalisation="token", correction="none", dual_clip=0.0)
     found = [Case(f"TRL, old policy: {old}", trl_loss, ours, old) for old in ("own", "sampler", "noise")]
     if with_verl:
@@ -74,7 +74,7 @@ def cases(algorithm: AlgorithmConfig, *, with_verl: bool) -> list[Case]:
 
 
 def compare(step: Path, model: Path, *, with_verl: bool) -> list[dict[str, Any]]:
-    """A row for each case: loss and gradient of both, and how far they are apart."""
+    """A row for each case: loss and gradient of both, and their difference."""
     from safetensors import safe_open
 
     with safe_open(step, "pt") as file:
@@ -143,7 +143,7 @@ def _language_model(folder: Path) -> Any:
 
 
 def _gradient(model: Any) -> torch.Tensor:
-    """Of all parameters, end to end, in float64."""
+    """The gradients of all parameters, concatenated, in float64."""
     return torch.cat([one.grad.double().flatten() for one in model.parameters() if one.grad is not None])
 
 
@@ -159,7 +159,7 @@ def _rows(tensors: dict[str, torch.Tensor]) -> list[TokenRow]:
 
 
 def first_difference(runs: Sequence[Path], stage: str) -> str:
-    """The first sampled token in which the steps that both runs recorded differ, in the order of steps and rollouts."""
+    """The first sampled token that differs between steps recorded by both runs, in the order of steps and rollouts."""
     names = [{path.name for path in (run / "trajectories").glob(f"{stage}-step-*.jsonl")} for run in runs]
     common = sorted(set.intersection(*names), key=lambda name: int(name.removesuffix(".jsonl").rpartition("-")[2]))
     if not common:
@@ -177,7 +177,7 @@ def first_difference(runs: Sequence[Path], stage: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 where all gradients are equal, 1 where one is not, 2 for what cannot be compared."""
+    """Exit status 0 if all gradients are equal, 1 if one is not, 2 if they cannot be compared."""
 
     def act() -> int:
         options = options_of(ParityOptions, argv, description=__doc__)

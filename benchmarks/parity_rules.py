@@ -2,7 +2,7 @@
 
 python recipes/stage1.py --scale tiny --own-folder benchmarks --algorithm.loss parity_rules:trl
 
-Both are imported where they are called, and none of their code is here. TRL is part of `make setup`. verl is found on
+Both are imported when they are called; this file has none of their code. TRL is part of `make setup`. verl must be on
 PYTHONPATH: pip install --no-deps --target build/verl verl tensordict omegaconf hydra-core codetiming pyvers orjson
 antlr4-python3-runtime==4.9.3
 """
@@ -34,12 +34,12 @@ def trl(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Tensor:
 
 
 def verl(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Tensor:
-    """verl's loss of a micro batch, normalised by the update's tokens. It has a dual clip, of 3 where ours has none."""
+    """verl's loss of a micro batch, normalised by the update's tokens. It has a dual clip, of 3 if ours has none."""
     return _as_tokens(lambda one: verl_loss(algorithm, one), tokens)
 
 
 def _as_tokens(loss: Any, tokens: SampledTokens) -> Tensor:
-    """A micro batch's whole loss as a loss per token [N], on its first token: the sum is what counts."""
+    """A micro batch's whole loss as a loss per token [N], all on its first token: only the sum is used."""
     if not len(tokens.logprobs_N):
         return 0.0 * tokens.logprobs_N
     row = {"logprobs": tokens.logprobs_N, "old": tokens.old_logprobs_N, "advantages": tokens.advantages_N}
@@ -50,9 +50,9 @@ def _as_tokens(loss: Any, tokens: SampledTokens) -> Tensor:
 
 
 def trl_loss(algorithm: AlgorithmConfig, tensors: Mapping[str, Any], *, loss_type: str = "", constant: int = 1) -> Any:
-    """`GRPOTrainer._compute_loss` with a model whose log-probs are given.
+    """`GRPOTrainer._compute_loss` with given log-probs instead of a model.
 
-    `tensors` are [rows, tokens]: `logprobs`, `old`, `mask`, `advantages` (or [rows]), and where they are used
+    `tensors` are [rows, tokens]: `logprobs`, `old`, `mask`, `advantages` (or [rows]), and if they are used
     `entropy`, `ref`, `rollout`; `num_tokens` are those of the whole update.
     """
     mask = tensors["mask"]
@@ -70,7 +70,7 @@ def trl_loss(algorithm: AlgorithmConfig, tensors: Mapping[str, Any], *, loss_typ
         loss_type=loss_type,
         beta=algorithm.kl_coefficient,
         epsilon_low=algorithm.clip_low,
-        epsilon_high=algorithm.clip_high + (loss_type == "cispo"),  # of CISPO TRL's is the cap of the ratio itself
+        epsilon_high=algorithm.clip_high + (loss_type == "cispo"),  # for CISPO, TRL's is the cap of the ratio itself
         args=SimpleNamespace(
             use_bias_correction_kl=False,
             delta=algorithm.dual_clip or None,
@@ -129,6 +129,6 @@ def verl_loss(algorithm: AlgorithmConfig, tensors: Mapping[str, Any]) -> Any:
 
 
 class _Settings(dict[str, Any]):
-    """Read as verl reads its settings, by name and by `get`."""
+    """Settings with access by attribute and by `get`, as in verl."""
 
     __getattr__ = dict.__getitem__

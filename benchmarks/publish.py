@@ -1,8 +1,8 @@
-"""Weights from a learner to real vLLM engines, as one JSON line: `python -m benchmarks.publish`.
+"""Publishes weights from a learner to real vLLM engines; prints one JSON line: `python -m benchmarks.publish`.
 
-Every round trains the tiny policy on what its own engines sampled, publishes while an engine decodes other requests,
-samples conversations of several turns and compares the engines' log-probs with the learner's. Every conversation moves
-to the next engine between two turns, and every other one began before the publish, under the weights before.
+Every round trains the tiny policy on tokens that the engines sampled, publishes while an engine decodes other requests,
+samples conversations of several turns, and compares the engines' log-probs with the learner's. Every conversation moves
+to the next engine between two turns, and every second one began before the publish, with the earlier weights.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class BenchSettings:
 
 @dataclass(slots=True)
 class Conversation:
-    """One under way: its tokens, and which of them the policy sampled under which version (-1: not sampled)."""
+    """One conversation: its tokens, and the policy version that sampled each (-1: not sampled)."""
 
     number: int
     token_ids: list[int]
@@ -76,7 +76,7 @@ class Conversation:
     turn: int = 0
 
     def row(self, since_version: int) -> TokenRow:
-        """To train on and to compare: what was sampled under this version or a later one."""
+        """A row for training and comparison, with the tokens sampled by this version or a later one."""
         return TokenRow(
             f"conversation {self.number}",
             np.array(self.token_ids, np.int32),
@@ -120,7 +120,7 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
             copies.append(copy)
         new = _begin(bench, range(1, bench.conversations, 2))
         talks = await _sample(bench, engines, [*begun, *new])
-        # What an engine sampled before an update that changed the weights is not the learner's any more.
+        # Log-probs sampled before an update that changed the weights differ from the learner's.
         since = version if bench.learning_rate > 0 else 0
         rows = [talk.row(since) for talk in talks]
         resumed += sum(row.num_sampled_tokens for row in rows[: len(begun)])
@@ -145,7 +145,7 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
 
 
 async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[LoadedWeights, float, float]:
-    """The swap, the seconds it took in all while the engine decoded, and those of copying the same bytes."""
+    """The swap, its total seconds while the engine decoded, and the seconds of copying the same bytes."""
     others = [asyncio.create_task(_complete(engine, [5, 6, 7], 1_000 * version + i, 400)) for i in range(16)]
     await asyncio.sleep(0.2)
     started = time.perf_counter()
@@ -168,7 +168,7 @@ async def _complete(engine: Engine, prompt: Sequence[int], seed: int, tokens: in
 
 
 def _begin(bench: BenchSettings, numbers: Iterable[int]) -> list[Conversation]:
-    """The same first prompts in every round, so that a stale prefix block would show."""
+    """Conversations with the same first prompts in every round, so that a stale prefix block would be detected."""
     prompts = np.random.default_rng(0).integers(5, 100, (bench.conversations, 70)).tolist()
     return [
         Conversation(number, list(prompts[number]), [-1] * len(prompts[number]), [0.0] * len(prompts[number]))
@@ -179,7 +179,7 @@ def _begin(bench: BenchSettings, numbers: Iterable[int]) -> list[Conversation]:
 async def _sample(
     bench: BenchSettings, engines: Sequence[Engine], talks: Sequence[Conversation], turns: int | None = None
 ) -> Sequence[Conversation]:
-    """Continue for so many turns, or to the end; each turn on the engine after the last one's."""
+    """Continue for `turns` turns, or to the end; each turn uses the next engine."""
 
     async def converse(talk: Conversation) -> None:
         for _ in range(turns or bench.turns - talk.turn):

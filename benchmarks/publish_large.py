@@ -1,6 +1,6 @@
-"""One version of large random weights into a real engine: gather, move and load beside a memory copy of its bytes.
+"""Loads large random weights into a real engine; compares gather, move and load with a memory copy of the bytes.
 
-The publisher has no optimizer and no ranks: its weights lie whole in this process, as under ZeRO 0 to 2.
+The publisher has no optimizer and no ranks: its weights are whole in this process, as with ZeRO 0 to 2.
 """
 
 import json
@@ -32,7 +32,7 @@ SHAPE = {
     "head_dim": 128,
     "max_position_embeddings": 2_048,
 }
-"""Qwen3-1.7B's layers."""
+"""The layers of Qwen3-1.7B."""
 CHANGED = {"engine.kv_tokens": 4_096, "engine.max_running": 8, "engine.dtype": "bfloat16"}
 
 
@@ -80,7 +80,7 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
 
 
 def _random_model(folder: Path, parameters: float) -> dict[str, torch.Tensor]:
-    """Of about so many parameters, a layer at least; returns the weights by name."""
+    """Write a model of about this many parameters, at least one layer; returns the weights by name."""
     layers = max(1, round((parameters - VOCABULARY * SHAPE["hidden_size"]) / LAYER_PARAMETERS))
     config = {**SHAPE, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16"}
     config |= {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "tie_word_embeddings": True, "eos_token_id": 0}
@@ -91,7 +91,7 @@ def _random_model(folder: Path, parameters: float) -> dict[str, torch.Tensor]:
 
 
 def _copy_seconds(buckets: Sequence[WeightBucket]) -> float:
-    """Into memory that is there already, as an engine's own weights are."""
+    """Copy into memory that is already mapped, as an engine's weights are."""
     there = [np.ones_like(bucket.data) for bucket in buckets]
     started = time.perf_counter()
     for bucket, own in zip(buckets, there, strict=True):

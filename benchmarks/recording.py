@@ -1,10 +1,10 @@
-"""What records, metrics and traces cost of a step: CPU seconds over the step's seconds, in one JSON line.
+"""The cost of records, metrics and traces: CPU seconds over the step's seconds, in one JSON line.
 
 python -m benchmarks.recording runs/tiny
 
-Does again, with the newest recorded step of a run, all that is done so that the run can be watched: its trajectories as
-text, its rows, its metrics through a real Ray, probes of its processes, a trace of each rollout. CPU time of this
-process, its threads included; in a run it is spread over several, and no step waits for most of it.
+Repeats all monitoring work of the newest recorded step of a run: its trajectories as text, its rows, its metrics in a
+real Ray, probes of its processes, and a trace of each rollout. Measures the CPU time of this process with its threads.
+In a run it is divided among several processes, and no step waits for most of it.
 """
 
 import json
@@ -60,7 +60,7 @@ class RecordingOptions:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """Median of several times, after one that warms up."""
+    """Median of several runs, after one warm-up."""
     taken: list[float] = []
     for _ in range(REPEATS + 1):
         began_s = time.process_time()
@@ -71,7 +71,7 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A step of a run, as its directory has it."""
+    """A step of a run, read from its directory."""
 
     config: RunConfig
     chat: TokenizerChat
@@ -83,7 +83,7 @@ class Recorded:
 
 
 def newest_step(run: Path) -> Recorded:
-    """Raises `ConfigError` for a run that has recorded no training step."""
+    """Read the newest step. Raises `ConfigError` if the run has recorded no training step."""
     paths = sorted((run / "trajectories").glob("*-step-*.jsonl"), key=lambda path: path.stat().st_mtime)
     models = sorted((run / "checkpoints").glob("*/model"))
     if not paths or not models:
@@ -105,7 +105,7 @@ def newest_step(run: Path) -> Recorded:
 
 
 def write_records(step: Recorded, folder: Path) -> None:
-    """The trajectories as text, those trained on with what the learner saw."""
+    """Write the trajectories as text; trained ones have the learner's figures."""
     trained = {
         f"{step.ledger['stage']}/{step.ledger['step']}/{name}" for name in step.ledger["ids"][RolloutStatus.TRAINED]
     }
@@ -118,7 +118,7 @@ def write_records(step: Recorded, folder: Path) -> None:
 
 
 class Rows:
-    """A step's rows of `metrics.jsonl`, TensorBoard and the ledger, and its metrics; in one stage, step after step."""
+    """Writes a step's rows of `metrics.jsonl`, TensorBoard and the ledger, and its metrics; one step after another."""
 
     def __init__(self, step: Recorded, meter: Meter, folder: Path) -> None:
         row = current_row(step.metrics)
@@ -139,7 +139,7 @@ class Rows:
 
 
 def watch_rollouts(step: Recorded, meter: Meter, folder: Path) -> None:
-    """Every turn and end of the step's rollouts as its worker tells them: metrics, and a trace."""
+    """Metrics and traces of every turn and end of the step's rollouts, as in a worker."""
     sink = TraceFile(folder / "traces.jsonl")
     traces = RolloutTraces("generation/0", run="bench", open_sink=lambda: sink)
     metrics = ReplicaMetrics("generation/0", meter, traces)
@@ -163,7 +163,7 @@ def watch_rollouts(step: Recorded, meter: Meter, folder: Path) -> None:
 
 
 def probe(balancer: BalancerService, meter: Meter, processes: int) -> None:
-    """All that is exported when the run's processes are probed once, the reading of their memory included."""
+    """All exports when the run's processes are probed once, including the reading of their memory."""
     balancer.export()
     ReplicaMetrics("generation/0", meter).load(ReplicaLoad(), 1)
     for number in range(processes):
@@ -172,7 +172,7 @@ def probe(balancer: BalancerService, meter: Meter, processes: int) -> None:
 
 
 def measured(run: Path, folder: Path) -> Row:
-    """Seconds of the run's step, and CPU seconds of what is done a step to watch it."""
+    """Seconds of the run's step, and CPU seconds of its monitoring."""
     step, meter = newest_step(run), ray_meter("bench")
     config = step.config
     processes = config.engine.replicas * 2 + config.learner.ranks + config.sandbox.executors * 3 + 2

@@ -1,7 +1,7 @@
-"""Traces on real engines: forced lengths through the real worker, balancer actor and agent loop.
+"""Replays traces on real engines: forced lengths with the real worker, balancer actor and agent loop.
 
-The policy's own choices do not matter here, only how much is sampled and when: every completion is made exactly as long
-as the trace says, the tool answers at once with as many tokens as the trace says. What is measured is the machinery.
+The sampled tokens do not matter here, only their number and times: every completion has exactly the length in the
+trace, and the tool answers at once with the number of tokens in the trace.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ from scheduler.traces.stage_traces import StageShape, synthetic
 from scheduler.traces.trace import TraceRollout, TraceTurn
 
 CALL, ANSWER, FILLER = 5, 6, 7
-"""Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.
+"""Last tokens of a completion that calls the tool and of one that answers, and the token of tools' answers.
 
-The last token but one says how much the tool answers, so at most a vocabulary's size."""
+The last token but one is the number of tokens of the tool's answer, so at most the vocabulary's size."""
 DRAIN_S = 10.0
-"""Longest until the balancer has received the last end."""
+"""Limit until the balancer has received the last end."""
 LONGEST_S = 600.0
-"""A replay."""
+"""Limit of a replay."""
 LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
 MIXED = StageShape(
     max_response_tokens=480,
@@ -74,7 +74,7 @@ _ids = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """One trace, once."""
+    """One run of a trace."""
 
     seconds: float
     generated_tokens: int
@@ -94,14 +94,14 @@ class Life:
 
 @dataclass(slots=True)
 class Replay:
-    """What the engines of one run share."""
+    """State that the engines of one run share."""
 
     lives: dict[str, Life]
     gaps_s: list[float] = field(default_factory=list[float])
 
 
 class ReplayEngine(Engine):
-    """Samples as many tokens as the trace says; stays up from run to run until `shut_down`."""
+    """Samples the number of tokens in the trace; continues from run to run until `shut_down`."""
 
     def __init__(self, config: RunConfig, model: Path) -> None:
         super().__init__(config, model, measures_cost=True)
@@ -111,14 +111,14 @@ class ReplayEngine(Engine):
         return self._facts or await super().start()
 
     async def measured_again(self) -> EngineCost:
-        """What its steps cost while others run beside it; a worker tells the balancer so from now on."""
+        """Measure the cost of its steps while other engines run; workers report this to the balancer from now on."""
         assert self._facts is not None
         cost = await self.measure_cost()
         self._facts = replace(self._facts, cost=cost)
         return cost
 
     async def close(self) -> None:
-        """A worker's close leaves the engine up."""
+        """Do nothing, so that the engine outlives a worker."""
 
     async def shut_down(self) -> None:
         await super().close()
@@ -152,7 +152,7 @@ class ReplayEngine(Engine):
         return replace(done, token_ids=[*done.token_ids[:-2], turn.tool_tokens, ANSWER if last else CALL], ended=True)
 
     async def bare(self, prompt_ids: Sequence[int], tokens: int, seed: int) -> list[int]:
-        """`AsyncLLM.generate` and nothing else."""
+        """Only `AsyncLLM.generate`."""
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         params = self._sampling_params(tokens, seed, MODELS_OWN)
         output: Any = None
@@ -168,7 +168,7 @@ class ReplayEngine(Engine):
 
 
 class ReplayChat:
-    """Prompts of the length the trace says, the same for a group; calls and answers by a completion's last token."""
+    """Prompts of the length in the trace, the same for a group; a completion's last token is a call or an answer."""
 
     def __init__(self, rollouts: Sequence[TraceRollout], salt: int) -> None:
         self._prompts = {rollout.group: prompt_of(rollout, salt) for rollout in rollouts}
@@ -192,13 +192,13 @@ class ReplayChat:
 
 
 def prompt_of(rollout: TraceRollout, salt: int) -> list[int]:
-    """`salt` keeps one run's prefixes out of the next one's cache."""
+    """A random prompt; another `salt` avoids hits in the cache of an earlier run."""
     rng = np.random.default_rng(crc32(f"{salt} {rollout.group}".encode()))
     return rng.integers(8, 60, rollout.prompt_tokens).tolist()
 
 
 class EchoTools:
-    """A worker's tools, and those of each rollout: a call's answer is its code."""
+    """The tools of a worker and of each rollout; a call's answer is its code."""
 
     environment = ""
 
@@ -218,7 +218,7 @@ class EchoTools:
 
 
 def _engine_died() -> None:
-    raise RStarError("replay: an engine died")  # the worker's fault then ends the replay
+    raise RStarError("replay: an engine died")  # the worker's error then ends the replay
 
 
 async def _exact(completion: str, problem: Problem) -> Judgement:
@@ -226,12 +226,12 @@ async def _exact(completion: str, problem: Problem) -> Judgement:
 
 
 def mixed_trace(groups: int, siblings: int, *, seed: int) -> list[TraceRollout]:
-    """Lengths as in the synthetic stages, at the tiny world's size, with tools that answer at once."""
+    """Lengths as in the synthetic stages, at scale tiny, with tools that answer at once."""
     return [at_once(rollout) for rollout in synthetic(MIXED, groups=groups, siblings=siblings, seed=seed)]
 
 
 def at_once(rollout: TraceRollout) -> TraceRollout:
-    """With tools that answer at once, and no more than a token can tell."""
+    """The rollout with tools that answer at once, and answers short enough for one token to encode their length."""
     turns = [
         TraceTurn(max(LEAST_COMPLETION, turn.completion_tokens), min(MOST_TOOL_TOKENS, turn.tool_tokens))
         for turn in rollout.turns
@@ -247,7 +247,7 @@ def in_one_turn(rollout: TraceRollout) -> TraceRollout:
 def equal_trace(
     count: int, *, prompt: int, tokens: int, turns: int = 1, tool_tokens: int = 20, siblings: int = 1
 ) -> list[TraceRollout]:
-    """`count` rollouts alike in everything but their prompts' text."""
+    """`count` rollouts that differ only in the text of their prompts."""
     middle = TraceTurn(tokens, tool_tokens)
     parts = (*[middle] * (turns - 1), TraceTurn(tokens))
     return [TraceRollout(f"g{number // siblings}", prompt, parts) for number in range(count)]
@@ -271,10 +271,10 @@ async def replay(
     salt: int,
     limits: RolloutLimits | None = None,
 ) -> ReplayResult:
-    """One run of the trace through a balancer and new workers; the engines must be up.
+    """Run the trace once with a balancer and new workers; the engines must have started.
 
-    A balancer that is used again under the same limits knows the lengths it has seen, as in training from a run's
-    second step on. Limits are by default the trace's own.
+    A balancer that is reused with the same limits knows the lengths that it has seen, as in training from the second
+    step. The default limits are the trace's.
     """
     limits = limits or request_limits(rollouts)
     named = {f"{salt}/{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
@@ -292,7 +292,7 @@ async def replay(
                 left -= 1
         seconds = time.perf_counter() - began
         await reported(balancer)
-    await asyncio.sleep(0.1)  # the engines' last statistics
+    await asyncio.sleep(0.1)  # so that the engines' last statistics arrive
     return ReplayResult(
         seconds=seconds,
         generated_tokens=sum(rollout.generated_tokens for rollout in rollouts),
@@ -309,7 +309,7 @@ async def replay_workers(
     shared: Replay,
     tools: Any = None,
 ) -> AsyncGenerator[Sequence[GenerationWorker]]:
-    """New workers of engines that are up; `tools`: by default they answer at once."""
+    """New workers for started engines; the default `tools` answer at once."""
     workers: list[GenerationWorker] = []
     try:
         for number, engine in enumerate(engines):
@@ -341,7 +341,7 @@ async def submit(requests: Sequence[RolloutRequest], chat: ReplayChat, balancer:
 
 @asynccontextmanager
 async def finished(workers: Sequence[GenerationWorker]) -> AsyncGenerator[asyncio.Queue[Trajectory | DroppedRollout]]:
-    """What the workers finish, as it comes. A worker's fault ends the block."""
+    """A queue of finished rollouts of all workers. A worker's error ends the block."""
     ended = asyncio.Queue[Trajectory | DroppedRollout]()
 
     async def drain(worker: GenerationWorker) -> None:
@@ -360,7 +360,7 @@ async def finished(workers: Sequence[GenerationWorker]) -> AsyncGenerator[asynci
 
 
 async def reported(balancer: Remote[BalancerService]) -> None:
-    """Wait until the balancer has the report of every end; results arrive here earlier."""
+    """Wait until the balancer has received every end; results arrive here earlier."""
     until = time.monotonic() + DRAIN_S
     while time.monotonic() < until:
         now = await balancer.call(lambda b: b.snapshot(), deadline_s=DRAIN_S, reason="the last reports")
@@ -373,7 +373,7 @@ async def reported(balancer: Remote[BalancerService]) -> None:
 async def replay_bare(
     engine: ReplayEngine, rollouts: Sequence[TraceRollout], *, salt: int, concurrency: int
 ) -> ReplayResult:
-    """The same tokens by `AsyncLLM.generate` alone, `concurrency` rollouts at a time."""
+    """Sample the same tokens with `AsyncLLM.generate` alone, `concurrency` rollouts at a time."""
     room, gaps = asyncio.Semaphore(concurrency), list[float]()
     before = engine.load().preemptions
 
@@ -398,7 +398,7 @@ async def replay_bare(
 
 
 def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
-    """The narrowest that let every rollout end by itself."""
+    """The smallest limits with which every rollout ends by itself."""
     budget, turns = limits_of(rollouts)
     return RolloutLimits(
         max_response_tokens=budget + 1,

@@ -1,7 +1,7 @@
-"""Calls per second, latency and memory: `python -m benchmarks.sandbox` prints one JSON line.
+"""The sandbox's calls per second, latency and memory: `python -m benchmarks.sandbox` prints one JSON line.
 
 With REFERENCE=URL, a running Code Judge (0xWJ/code-judge), every measurement alternates between
-the two, round by round, and ratios are given; machines differ and drift, so ratios count.
+the two, round by round, and ratios are printed. Ratios are comparable, as machines differ and vary.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ def over_http(session: aiohttp.ClientSession, url: str) -> Call:
 
 
 async def burst(session: aiohttp.ClientSession, url: str, calls: int) -> dict[str, Any]:
-    """All calls at once, in batches of 64 as a training step sends them; counts what each ended in."""
+    """Send all calls at once, in batches of 64 as a training step does; counts their outcomes."""
     begin = time.perf_counter()
 
     async def batch(first: int) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ class OwnServer:
         self.process.wait(30)
 
     def resident_bytes(self) -> int:
-        """Proportional memory of the server and everything below it (shared pages counted once)."""
+        """Proportional memory (PSS) of the server and all its child processes; shared pages count once."""
         return sum(_pss(pid) for pid in process_tree(self.process.pid))
 
 
@@ -165,7 +165,7 @@ def _pss(pid: int) -> int:
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians over the rounds, and the spread of the rate."""
+    """Medians over rounds, and the spread of the rate."""
     rates = [row["calls_per_s"] for row in rows]
     return {
         "calls_per_s": round(statistics.median(rates), 1),
@@ -177,7 +177,7 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 
 async def measure(options: BenchSettings) -> dict[str, Any]:
-    """Everything, in the order of the output."""
+    """All measurements, in the order of the output."""
     out: dict[str, Any] = {
         "bench": "sandbox",
         "level": options.level,
@@ -193,7 +193,7 @@ async def measure(options: BenchSettings) -> dict[str, Any]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             ours = over_http(session, server.url)
             theirs = over_http(session, reference) if reference else None
-            for workload in WORKLOADS:  # every server warm before anything is timed
+            for workload in WORKLOADS:  # warm up every server before measuring
                 await load(ours, workload, 4, 60.0, most=8)
             out["http"] = {}
             for workload in WORKLOADS:
@@ -223,7 +223,7 @@ async def _alternate(
 
 
 async def _many_callers(ours: Call, options: BenchSettings) -> dict[str, Any]:
-    """1,024 callers and 16, alternating."""
+    """1,024 and 16 callers, alternating."""
     many: list[dict[str, float]] = []
     few: list[dict[str, float]] = []
     for _ in range(options.rounds):
@@ -237,12 +237,12 @@ def _ratio(one: list[dict[str, float]], other: list[dict[str, float]]) -> dict[s
 
 
 def _ratios(one: list[dict[str, float]], other: list[dict[str, float]]) -> list[float]:
-    """Of calls/s, round by round."""
+    """Ratios of calls/s, round by round."""
     return [a["calls_per_s"] / max(b["calls_per_s"], 1e-9) for a, b in zip(one, other, strict=True)]
 
 
 async def _levels(ours: Call, options: BenchSettings) -> dict[str, Any]:
-    """The pool without HTTP, at the level asked for and at `process`, and ours over HTTP, alternating."""
+    """The pool without HTTP, at the requested level and at `process`, and the server, alternating."""
     levels = dict.fromkeys([options.level, "process"])
     rows: dict[str, list[dict[str, float]]] = {level: [] for level in levels}
     over: list[dict[str, float]] = []
@@ -265,7 +265,7 @@ def _end(signum: int, frame: object) -> None:
 
 
 def main(options: BenchSettings) -> None:
-    signal.signal(signal.SIGTERM, _end)  # so that the server goes with us
+    signal.signal(signal.SIGTERM, _end)  # so that the server ends with this process
     print(json.dumps(asyncio.run(measure(options))))
 
 

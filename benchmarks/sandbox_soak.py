@@ -1,7 +1,7 @@
-"""Many calls in one go, 5 % of them hostile: `python -m benchmarks.sandbox_soak` prints one JSON line.
+"""Runs many calls, 5 % of them hostile: `python -m benchmarks.sandbox_soak` prints one JSON line.
 
-What must come out: every call answered with the outcome its kind allows, memory flat, and no
-process, descriptor, temporary file or mount more than before.
+Every call must have an outcome that its kind allows, memory must not grow, and there must be no
+more processes, descriptors, temporary files or mounts than before.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from sandbox.request import ExecutionRequest
 HOSTILE_SHARE = 0.05
 IN_FLIGHT = 64
 BRIEF = replace(standard_limits(), cpu_s=0.3, wall_s=1.0)
-# Programs and the outcomes they may have.
+# Programs and their allowed outcomes.
 HOSTILE: list[tuple[str, set[str]]] = [
     ("while True: pass", {"timeout"}),
     ("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", {"timeout"}),
@@ -56,7 +56,7 @@ class SoakOptions:
 
 
 def footprint() -> dict[str, int]:
-    """What could leak, counted now, for this machine and this process."""
+    """Current counts of resources that could leak, of this machine and this process."""
     processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
@@ -68,9 +68,9 @@ def footprint() -> dict[str, int]:
 
 
 def _ours(entry: Path) -> bool:
-    """True for children of this process, and for whatever lives under a worker's uid.
+    """True for children of this process, and for live processes with a worker's uid.
 
-    A dead one that is another's child has only not been reaped by the machine's init yet.
+    A zombie of another parent only waits to be reaped by the machine's init.
     """
     try:
         fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
@@ -87,7 +87,7 @@ def _resident_kb() -> int:
 
 
 async def soak(options: SoakOptions) -> dict[str, Any]:
-    """Run the calls; the result says what was wrong, if anything was."""
+    """Run the calls; the result has all errors."""
     chooser = random.Random(options.seed)
     before = footprint()
     outcomes: Counter[str] = Counter()
@@ -142,7 +142,7 @@ async def soak(options: SoakOptions) -> dict[str, Any]:
 
 
 def main(options: SoakOptions) -> int:
-    """Exit status 1 where something was wrong."""
+    """Exit status 1 if there was an error."""
     found = asyncio.run(soak(options))
     print(json.dumps(found))
     leaked = any(count > 0 for count in found["leaked"].values())

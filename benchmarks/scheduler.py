@@ -1,10 +1,10 @@
 """Figures of the scheduler: `python -m benchmarks.scheduler` (`--quick`: a small fleet, for a smoke test).
 
-Decisions are timed on one core with 64 replicas and 16,384 rollouts waiting. Steps are simulated: named
-kinds of traces and members of a family (`family:NUMBER`) that nobody tuned for; KV demand (the peak that all rollouts
-would need if all started at once) at several multiples of capacity; once as a run's first step, once with the step
-before known. Beside them stand the best other rule, the lower bound, and the best schedule found that knows every
-length. A table goes to stderr, with every limit that is not kept; one JSON line to stdout.
+Decisions are timed on one core with 64 replicas and 16,384 waiting rollouts. Steps are simulated: named kinds of traces
+and members of a family (`family:NUMBER`) that were not used for tuning; KV demand (the peak if all rollouts started at
+once) at several multiples of capacity; as a run's first step, and with a known previous step. They are compared with
+the best other rule, the lower bound, and the best known schedule with all lengths known. A table goes to stderr, with
+every exceeded limit; one JSON line to stdout.
 """
 
 import json
@@ -31,16 +31,16 @@ from scheduler.traces.trace import TraceRollout
 OTHERS = tuple(name for name in RULES if name != "expected_kv")
 KINDS = ("bimodal", "heavy_tail", "slow_tools", "hard_last", *(f"family:{number}" for number in range(101, 105)))
 SIBLINGS = 32
-SEATS = 1_024  # more than the KV ever fills: it is what replicas are short of
+SEATS = 1_024  # more than KV allows, so that KV is the limit
 LIMITS = {"first": (1.10, 0.02), "later": (1.02, 0.01)}
-"""Of a run's first step and of a later one: most time over the best other rule's, and most recomputed, as a share."""
+"""For a run's first step and a later one: largest time over the best other rule's, and largest recomputed share."""
 COSTLY_STEPS = 10.0
-"""Decode steps that a preemption must cost for that share to be limited; below, time alone says what it is worth."""
+"""The recomputed share is limited only if a preemption costs more decode steps; otherwise only time is limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One step under `expected_kv`, and what it is measured against; seconds, simulated."""
+    """One step with `expected_kv`, and the figures that it is compared with; simulated seconds."""
 
     kind: str
     kv_demand: float
@@ -52,13 +52,13 @@ class Row:
     oracle_s: float
     lower_bound_s: float
     recomputed_share: float
-    preemption_steps: float  # what computing a context of the mean length again costs, in decode steps of a full batch
+    preemption_steps: float  # cost of recomputing a context of mean length, in decode steps of a full batch
     preemptions: int
     kv_utilisation: float
     cpu_s: float
 
     def missed(self) -> list[str]:
-        """The limits that this row does not keep, in words."""
+        """Texts for the limits that this row exceeds."""
         slowest, most = LIMITS[self.step]
         found: list[str] = []
         if self.makespan_s > slowest * self.best_other_s:
@@ -76,7 +76,7 @@ class Row:
 
 
 def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> float:
-    """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
+    """Admissions per second of CPU time, from a queue of `groups` x 32 until no more fit."""
     balancer = Balancer(rule)
     for index in range(replicas):
         balancer.register(
@@ -103,7 +103,7 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
 
 
 def demand_tokens(rollouts: Sequence[TraceRollout]) -> int:
-    """The most KV that all rollouts would hold at once, all started together and growing in lock-step."""
+    """The peak KV of all rollouts if they started together and grew at the same rate."""
     longest = max(rollout.response_tokens for rollout in rollouts)
     return max(
         sum(rollout.prompt_tokens + at for rollout in rollouts if rollout.response_tokens > at)
@@ -112,7 +112,7 @@ def demand_tokens(rollouts: Sequence[TraceRollout]) -> int:
 
 
 def traces(name: str, *, groups: int) -> tuple[SimulatorSettings, list[TraceRollout], list[TraceRollout]]:
-    """Limits of this kind, its step and the step before; one replica, whose size the demand decides."""
+    """Settings of this kind, its step and the previous step; one replica, whose size is set later by demand."""
     base, _, number = name.partition(":")
     kind = kind_named(base, int(number or 0))
     now, before = (draw(kind, groups=groups, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
@@ -127,7 +127,7 @@ def traces(name: str, *, groups: int) -> tuple[SimulatorSettings, list[TraceRoll
 
 
 def simulate(name: str, demand: float, *, replicas: int, groups: int, rules: Sequence[str]) -> list[Row]:
-    """A first and a later step at this multiple of KV capacity."""
+    """Simulate a first and a later step at this multiple of KV capacity."""
     limits, rollouts, before = traces(name, groups=groups)
     least = max(r.prompt_tokens for r in rollouts) + 2 * limits.max_response_tokens
     kv_tokens = max(int(demand_tokens(rollouts) / demand / replicas), least) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -144,7 +144,7 @@ def simulate(name: str, demand: float, *, replicas: int, groups: int, rules: Seq
     ours = {"first": timed("expected_kv"), "later": timed("expected_kv", before)}
     oracle = oracle_step(rollouts, settings)
     best = min(others, key=lambda result: result.makespan_s)
-    # Who knows every length may do as any rule does, too.
+    # A schedule that knows every length can also copy any rule's.
     oracle_s = min(result.makespan_s for result in (oracle, *others, *(one for one, _ in ours.values())))
     return [
         Row(
@@ -171,7 +171,7 @@ HEAD = "kind               demand   step    ours  best other  faster  x oracle  
 
 
 def line(row: Row) -> str:
-    """A row of the table for people."""
+    """A row of the printed table."""
     return (
         f"{row.kind:<18}{row.kv_demand:>7g}{row.step:>7}{row.makespan_s:>8.1f}{row.best_other_s:>12.1f}"
         f"{row.best_other_s / row.makespan_s:>8.2f}{row.makespan_s / row.oracle_s:>10.2f}"
@@ -180,7 +180,7 @@ def line(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Medians, and every limit that is not kept."""
+    """Medians, and every exceeded limit."""
     scarce = [row.best_other_s / row.makespan_s for row in rows if row.kv_demand > 1.0] or [0.0]
     over = [row.makespan_s / row.oracle_s for row in rows]
     median, most = statistics.median(over), max(over)

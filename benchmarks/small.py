@@ -1,4 +1,4 @@
-"""What the benchmarks share: a run's settings for a tiny model on the CPU, spreads, and a process with its children."""
+"""Shared by benchmarks: settings for a tiny model on the CPU, spreads, and a process with its children."""
 
 import statistics
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
 
 
 def process_tree(root: int) -> dict[int, list[str]]:
-    """The process and everything below it, each with its fields of /proc/PID/stat behind the command."""
+    """The process and all its descendants, with the fields of /proc/PID/stat after the command."""
     found: dict[int, list[str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,8 +1,8 @@
-"""Whole training steps with a staleness, simulated: `python -m benchmarks.steps` (rows as JSON, one a line).
+"""Simulates whole training steps with a staleness: `python -m benchmarks.steps` (JSON rows, one per line).
 
-Draws of one distribution, a learner that takes turns with the engines for a share of a synchronous step, and every rule
-under every staleness. Each row has the first step's time and the mean of later ones. `--without` leaves out parts of
-`expected_kv`, one after the other, to see what each gains:
+Draws from one distribution, a learner that alternates with the engines and takes a share of a synchronous step, and
+every rule with every staleness. Each row has the first step's time and the mean of later ones. `--without` disables
+parts of `expected_kv`, one at a time, to measure the gain of each:
 
     python -m benchmarks.steps --replicas 64 --kv-tokens 650000
     python -m benchmarks.steps --kinds hard_last --demand 1.5 --rules expected_kv least_requests least_sessions
@@ -47,12 +47,12 @@ PARTS: dict[str, list[tuple[object, str, Any]]] = {
     "risk by costs": [(caution.Caution, "weigh", lambda self, *given, **named: None)],
     "room by a cached prompt": [(room, "PROMPT_WORTH", 1)],
 }
-"""Parts of the rule, and what is put in the place of each."""
+"""Parts of the rule, and the replacement that disables each."""
 
 
 @contextmanager
 def without(part: str) -> Generator[None]:
-    """`expected_kv` without it; all of it for an empty name."""
+    """Disable a part of `expected_kv`; an empty name disables none."""
     changed = [patch.object(target, name, value) for target, name, value in PARTS.get(part, [])]
     for one in changed:
         one.start()
@@ -64,7 +64,7 @@ def without(part: str) -> Generator[None]:
 
 
 def setting(args: argparse.Namespace, name: str) -> tuple[SimulatorSettings, Callable[[int], Sequence[TraceRollout]]]:
-    """The fleet for this kind, and its draws by number."""
+    """The simulator's settings for this kind, and its draws by number."""
     base, _, number = name.partition(":")
     kind = kind_named(base, int(number or 0))
 
@@ -104,7 +104,7 @@ def simulate(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
                         learner = LearnerTime(learn_s=learn_s, engines_pause_s=learn_s, recompute=args.recompute)
                         found = run(rule, staleness, learner, args.steps + staleness)
                         step_s = found.step_s
-                    else:  # nothing runs while it learns
+                    else:  # no rollout runs while the learner learns
                         found = run(rule, 0, LearnerTime(), args.synchronous_steps)
                         if learn_s < 0.0:
                             learn_s = args.learner_share / (1.0 - args.learner_share) * found.step_s
@@ -128,13 +128,13 @@ def simulate(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
 
 
 def gain(synchronous: SimulatedSteps, found: SimulatedSteps, learn_s: float) -> float:
-    """Of a step, on draws of equal work: the runs count different ones, whose lengths vary."""
+    """The gain in a step's time, corrected for work: the runs count different draws, whose lengths vary."""
     bound_s = synchronous.step_s / synchronous.over_bound
     return (synchronous.step_s + learn_s) / (found.over_bound * bound_s + learn_s)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """`expected_kv` over the best other rule, and over itself without each part, by kind."""
+    """`expected_kv` compared with the best other rule, and with itself without each part, by kind."""
     said: list[str] = []
     for step in ("first_step_s", "step_s"):
         for staleness in sorted({row["staleness"] for row in rows}):
@@ -165,7 +165,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def asked(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What a command line asks for; ends the process where that cannot be."""
+    """Parse the command line; ends the process if it is invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

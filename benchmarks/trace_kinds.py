@@ -1,8 +1,8 @@
-"""Distributions of rollouts by name: what a placement rule may meet, and should not have to expect.
+"""Distributions of rollouts by name, with which placement rules are tested.
 
-Legend: G prompt groups, S siblings; lengths are tokens of a whole response. Every kind is a step of training, and has a
-step before it (`earlier`), drawn again from the same distribution, or from one that has shifted since. `family` draws a
-distribution, too: its number says which, so that a rule can be tried on some that nobody has looked at.
+Legend: G prompt groups, S siblings; lengths are tokens of a whole response. Every kind is a training step with a
+previous step (`earlier`), from the same distribution or from one that has shifted since. `family` also draws the
+distribution, by its number, so that a rule can be tested on distributions that were not used for tuning.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ SHORTEST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """How rollouts of one distribution are drawn."""
+    """One distribution of rollouts."""
 
     summary: str
     lengths_GS: Callable[[Random, tuple[int, int]], Floats]
-    shift: float = 1.0  # lengths of this step over those of the one before
+    shift: float = 1.0  # lengths of this step over those of the previous one
     max_response_tokens: int = BUDGET_TOKENS
     max_turns: int = 10
     calls_mean: float = 2.75  # tool calls of a rollout of mean length
     prompt_tokens: tuple[float, float] = (100.0, 900.0)  # log-uniform between these
     tool_s: tuple[float, ...] = (0.3,)  # means of exponential times, ...
-    tool_shares: tuple[float, ...] = (1.0,)  # ... and how often each is drawn
+    tool_shares: tuple[float, ...] = (1.0,)  # ... and the probability of each
     tool_tokens_mean: float = 120.0
 
 
@@ -61,7 +61,7 @@ def _hard_last(rng: Random, shape: tuple[int, int]) -> Floats:
 
 
 def _mixed_tasks(rng: Random, shape: tuple[int, int]) -> Floats:
-    """Half of the prompts ask for a short answer, half for a long program."""
+    """Half of the prompts need a short answer, half a long program."""
     answers, programs = log_normal(500.0, 0.4, 0.4)(rng, shape), log_normal(6_500.0, 0.35, 0.4)(rng, shape)
     return np.where(rng.random((shape[0], 1)) < 0.5, answers, programs)
 
@@ -96,7 +96,7 @@ NAMES = (*STAGES, *KINDS, "family")
 
 
 def family(number: int) -> Kind:
-    """The distribution of this number: components, tail, order, prompts, tools and shift are drawn by it."""
+    """The distribution with this number, which seeds components, tail, order, prompts, tools and shift."""
     rng = np.random.default_rng([number, 0xFA])
     components = int(rng.integers(1, 4))
     medians = np.exp(rng.uniform(np.log(300), np.log(8_000), components))
@@ -130,7 +130,7 @@ def family(number: int) -> Kind:
 
 
 def kind_named(name: str, number: int = 0) -> Kind | StageShape:
-    """By its name in `NAMES`; `number` chooses within the family."""
+    """The kind with this name in `NAMES`; `number` selects a member of the family."""
     if name == "family":
         return family(number)
     return STAGES[name] if name in STAGES else KINDS[name]
@@ -139,7 +139,7 @@ def kind_named(name: str, number: int = 0) -> Kind | StageShape:
 def draw(
     kind: Kind | StageShape, *, groups: int = 512, siblings: int = 32, seed: int = 0, earlier: bool = False
 ) -> list[TraceRollout]:
-    """`groups` x `siblings` rollouts of a kind (or stage), or of the step before; the same arguments, the same trace.
+    """`groups` x `siblings` rollouts of a kind (or stage), or of its previous step; deterministic in its arguments.
 
     Raises `ValueError` for no group or sibling, or a negative seed.
     """
@@ -166,7 +166,7 @@ def draw(
 
 
 def _turns(kind: Kind, length: int, mean: float, rng: Random) -> tuple[TraceTurn, ...]:
-    """A response of `length` tokens in turns: more calls in longer ones."""
+    """Split a response of `length` tokens into turns; longer responses have more calls."""
     calls = min(int(rng.poisson(kind.calls_mean * min(2.0, length / mean))), kind.max_turns - 1, length // 32)
     answers = np.clip(rng.lognormal(np.log(kind.tool_tokens_mean) - 0.32, 0.8, calls), 8, 512).astype(int)
     waits = 0.05 + rng.exponential(np.array(kind.tool_s)[rng.choice(len(kind.tool_s), calls, p=kind.tool_shares)])

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.traces --kind bimodal --out bimodal.jsonl`: 512 groups of 32 rollouts of a distribution."""
+"""`python -m benchmarks.traces --kind bimodal --out bimodal.jsonl` writes 512 groups of 32 rollouts."""
 
 import sys
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Answer verification: agreement with labelled cases, and CPU time per answer.
+"""Measures answer verification: agreement with labelled cases, and CPU time per answer.
 
 `python -m benchmarks.verify PROBLEMS.jsonl ... [--cases CASES.json]` prints one JSON line. Every problem is judged
-three times: by its own answer, by the same answer in another spelling, and by the answer of the next problem. CPU time
-covers this process and the sandbox. CASES.json is a list of `{"gold": ..., "prediction": ..., "equal": ...}`.
+with three answers: its own, the same in another notation, and that of the next problem. CPU time covers this process
+and the sandbox. CASES.json is a list of `{"gold": ..., "prediction": ..., "equal": ...}`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class VerifyOptions:
 
 
 class Tools:
-    """The sandbox as the judge sees it; counts the comparisons."""
+    """The sandbox's interface for the judge; counts the comparisons."""
 
     def __init__(self, pool: SandboxPool) -> None:
         self._pool = pool
@@ -56,7 +56,7 @@ class Tools:
 
 
 def respelled(answer: str) -> str:
-    """An equal answer: other commands for fractions and brackets, and the terms of a plain sum exchanged."""
+    """An equal answer in another notation: other LaTeX for fractions and brackets, and a sum's terms exchanged."""
     text = _SUM.sub(r"\2 + \1", answer, count=1) if _SUM.fullmatch(answer) else answer
     return (
         text.replace("\\frac", "\\dfrac")
@@ -67,7 +67,7 @@ def respelled(answer: str) -> str:
 
 
 def cpu_s() -> float:
-    """CPU time of this process and everything below it, children that ended included."""
+    """CPU time of this process and its descendants, including children that have ended."""
     return sum(sum(map(int, fields[11:15])) for fields in process_tree(os.getpid()).values()) / _TICKS_PER_S
 
 
