@@ -22,9 +22,8 @@ class Caution:
 
     def _settle(self, risk: float) -> None:
         self.risk = risk
-        self.z = NormalDist().inv_cdf(
-            (1.0 - risk) ** (1.0 / LOOKS)
-        )  # standard deviations that an admission leaves free
+        # Standard deviations that an admission leaves free.
+        self.z = NormalDist().inv_cdf((1.0 - risk) ** (1.0 / LOOKS))
 
     def weigh(self, replicas: Iterable[Replica], context_tokens: float, life_steps: float) -> None:
         """Derive the risk from the engines' measurements, for rollouts of this length and duration."""
