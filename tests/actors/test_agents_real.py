@@ -76,12 +76,14 @@ def test_an_agent_samples_the_tokens_of_the_built_in_loop_although_its_host_is_k
     async def run() -> tuple[dict[str, Trajectory], ...]:
         async with running(model, tmp_path, "") as actors:
             built_in = await trajectories(actors)
+        async with running(model, tmp_path, "examples.train_agent:solve") as actors:
+            same = await trajectories(actors)
         async with running(model, tmp_path, "spread:solve") as actors:
-            return built_in, await trajectories(actors, kills=True)
+            return built_in, same, await trajectories(actors, kills=True)
 
-    built_in, killed = asyncio.run(run())
-    assert killed.keys() == built_in.keys()
-    for rollout_id, one in killed.items():
+    built_in, same, killed = asyncio.run(run())
+    assert same.keys() == killed.keys() == built_in.keys()
+    for rollout_id, one in [*same.items(), *killed.items()]:
         other = built_in[rollout_id]
         assert one.prompt_ids.tolist() == other.prompt_ids.tolist()
         assert one.response_ids.tolist() == other.response_ids.tolist()
