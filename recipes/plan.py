@@ -2,6 +2,7 @@
 
 python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
 python recipes/plan.py --gpus 1 --gpu-memory-gb 24 --model Qwen3-0.6B --offload
+python recipes/plan.py --gpus 8 --trace runs/mine/trajectories/stage1-step-000011.jsonl
 python recipes/plan.py --scale mi300x-64 --dry-run
 
 The last command places stand-ins on a cluster of fake nodes, and shows where each actor runs.
@@ -13,6 +14,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,7 @@ from scheduler.planner.capacity import (
     ENGINE_OWN_GB,
     GROUP_ROLLOUTS,
     RUN,
+    SAMPLE_GROUPS,
     Memory,
     PoolPlan,
     adapter_parameters,
@@ -41,9 +44,14 @@ from scheduler.planner.capacity import (
     stale_steps,
 )
 from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
-from scheduler.planner.gpus import GPUS, Gpu, nearest_gpu
+from scheduler.planner.gpus import EXPECTED, GPUS, Gpu, nearest_gpu
 from scheduler.planner.model_shape import GB, QWEN3_14B, ModelShape, read_model
-from scheduler.traces.stage_traces import STAGES
+from scheduler.planner.rule_choice import RuleTimes, of_size, recommended_rule, rule_times
+from scheduler.planner.step_time import engine_cost
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.simulate import limits_of
+from scheduler.traces.stage_traces import STAGES, StageShape
+from scheduler.traces.trace import read_trace
 
 SETTINGS = {
     "tensor_parallel": "engine.tensor_parallel",
@@ -82,6 +90,9 @@ class PlanConfig:
     gpu_memory_gb: float = 0.0
     """nominal memory of one GPU; by default that of --gpu, or of an MI300X"""
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
+    trace: str = ""
+    """Plan with the rollouts of this file instead of a stage's: a step that a run recorded
+    (RUN/trajectories/*.jsonl), or a trace (docs/scheduler.md). Also simulates placement rules on them."""
     model: str = ""
     """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
     tensor_parallel: int = RUN.engine.tensor_parallel
@@ -145,6 +156,15 @@ class PlanConfig:
         named = GPUS[self.gpu]
         return replace(named, memory_gb=self.gpu_memory_gb or named.memory_gb)
 
+    def shape(self) -> StageShape:
+        """Lengths and limits of the planned rollouts. Raises `ConfigError` for a trace that cannot be read."""
+        return shape_of_trace(self.trace) if self.trace else STAGES[self.stage]
+
+    @property
+    def named(self) -> str:
+        """Where the lengths are from."""
+        return self.trace or self.stage
+
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
     """The given options, and the scale's for the rest. Raises `ConfigError` for options without effect."""
@@ -159,6 +179,8 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
             if refused is not None:
                 raise refused
         config = options_of(PlanConfig, argv, default=of_run(run))
+    if config.trace and "--stage" in asked:
+        raise ConfigError("--stage", "has no effect with --trace, whose lengths are planned", "leave one out")
     known = {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(PlanConfig)}
     known |= {f"--no-{name[2:]}" for name in known}
     if dry_run:
@@ -214,11 +236,26 @@ def shape_of(model: str) -> ModelShape:
     return read_model(path)
 
 
+@lru_cache(maxsize=2)
+def shape_of_trace(trace: str) -> StageShape:
+    """Limits are the longest response and the most turns of the trace, which does not contain them."""
+    try:
+        rollouts = read_trace(Path(trace))
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            "--trace", str(error), "give a file of RUN/trajectories, or a trace as in docs/scheduler.md"
+        ) from error
+    longest, turns = limits_of(rollouts)
+    some = tuple(of_size(rollouts, SAMPLE_GROUPS * GROUP_ROLLOUTS))
+    mean = sum(rollout.response_tokens for rollout in some) / len(some)
+    return StageShape(max_response_tokens=longest, max_turns=turns, mean_response_tokens=mean, recorded=some)
+
+
 def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     """The colocated placement and the best separated one."""
     model = shape_of(config.model)
     gpu = config.planned_gpu()
-    stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
+    stage, rollouts = config.shape(), config.prompts * GROUP_ROLLOUTS
     pools = pools_of(config.run(), engine_gpus=config.gpus, learner_gpus=config.gpus, colocated=True)
     pools = replace(pools, takes_rest=not config.gpu_memory_share)
     colocated = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
@@ -298,9 +335,9 @@ def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
 
 
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
-    stage = STAGES[config.stage]
+    stage = config.shape()
     lines = [
-        f"{model.name}, {config.stage}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
+        f"{model.name}, {config.named}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
         f" {stage.max_response_tokens} tokens and {stage.max_turns} turns. Computed, not measured.",
         "",
         arithmetic(config, model, colocated),
@@ -329,6 +366,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
         "A synchronous step is the sum of its parts, colocated and separated.",
         *(staleness_line(placement, by_staleness(config, model, placement)) for placement in fitting),
+        *(rule_line(placement, by_rule(config, model, placement)) for placement in fitting if config.trace),
     ]
     if separated is not None and not separated.problems and not colocated.problems:
         better, other = sorted((colocated, separated), key=lambda placement: placement.step_s)
@@ -352,7 +390,7 @@ def by_staleness(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> 
         colocated=placement.name == "colocated",
     )
     pools = replace(pools, takes_rest=not config.gpu_memory_share or not pools.colocated)
-    rollouts, stage = config.prompts * GROUP_ROLLOUTS, STAGES[config.stage]
+    rollouts, stage = config.prompts * GROUP_ROLLOUTS, config.shape()
     return stale_steps(model, config.planned_gpu(), pools, placement.expected, stage=stage, rollouts=rollouts)
 
 
@@ -366,6 +404,28 @@ def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
     return f"{placement.name}, a step with {times}: --staleness {best}{awake * (best > 0)} is recommended ({gain})."
 
 
+def by_rule(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str, RuleTimes]:
+    """Simulated seconds of generation by placement rule."""
+    stage, replicas = config.shape(), placement.engine_gpus // config.tensor_parallel
+    return rule_times(
+        stage.recorded,
+        per_replica=config.prompts * GROUP_ROLLOUTS / replicas,
+        replicas=replicas,
+        shape=EngineShape(kv_tokens=placement.kv_tokens_per_replica, max_running=config.max_running),
+        cost=engine_cost(model, config.planned_gpu(), EXPECTED, config.tensor_parallel),
+        max_response_tokens=stage.max_response_tokens,
+        max_turns=stage.max_turns,
+    )
+
+
+def rule_line(placement: PoolPlan, times: Mapping[str, RuleTimes]) -> str:
+    each = ", ".join(f"{rule} {one.first_s:.0f} and {one.later_s:.0f} s" for rule, one in times.items())
+    return (
+        f"{placement.name}, generation in a first and a later step (simulated): {each}:"
+        f" --balancer.rule {recommended_rule(times)} is recommended."
+    )
+
+
 def row(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str, Any]:
     """For JSON; what does not fit has no times."""
     fields = dataclasses.asdict(placement)
@@ -373,6 +433,10 @@ def row(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str,
         return fields | dict.fromkeys(("expected", "least_s", "most_s"))
     steps = by_staleness(config, model, placement)
     times = {"step_s": placement.step_s, "by_staleness_s": steps, "recommended_staleness": recommended(steps)}
+    if config.trace:
+        rules = by_rule(config, model, placement)
+        by_name = {rule: dataclasses.asdict(one) for rule, one in rules.items()}
+        times |= {"by_rule_s": by_name, "recommended_rule": recommended_rule(rules)}
     return fields | times | {"limited_by": placement.limited_by}
 
 
@@ -388,7 +452,7 @@ def main() -> None:
         placements = [row(config, model, placement) for placement in (colocated, separated) if placement is not None]
         checkpoint = checkpoints(config, model, colocated.learner_gpus)
         sizes = dataclasses.asdict(checkpoint) | {"total_gb": checkpoint.total_gb, "on_disk_gb": checkpoint.on_disk_gb}
-        head = {"model": model.name, "stage": config.stage, "computed": True}
+        head = {"model": model.name, "stage": config.named, "computed": True}
         print(json.dumps({**head, "placements": placements, "checkpoint": sizes}))
     else:
         print(report(config, model, colocated, separated))

@@ -287,15 +287,20 @@ def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: StageS
     return tuple(f"{problem}: {advice}" for problem in problems)
 
 
-@lru_cache(maxsize=8)
 def _sample(stage: StageShape) -> tuple[TraceRollout, ...]:
     """A few groups that represent a stage; all ways to share GPUs are compared on the same ones."""
+    return stage.recorded or _synthetic(stage)
+
+
+@lru_cache(maxsize=8)
+def _synthetic(stage: StageShape) -> tuple[TraceRollout, ...]:
     return tuple(synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0))
 
 
 def longest_tokens(stage: StageShape) -> int:
-    """KV tokens of the longest rollout: a prompt may have 2,048 tokens."""
-    return stage.max_response_tokens + 2_048
+    """KV tokens of the longest rollout; a synthetic prompt may have 2,048 tokens."""
+    longest_prompt = max((rollout.prompt_tokens for rollout in stage.recorded), default=2_048)
+    return stage.max_response_tokens + longest_prompt
 
 
 def _held(model: ModelShape, pools: Pools) -> RankBytes:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rstar_ray.algorithm.state_bytes import BYTES
 from rstar_ray.config import LearnerConfig
 from rstar_ray.config.gpus import WeightWay
+from scheduler.cost import EngineCost
 from scheduler.planner.gpus import GPUS_PER_NODE, Gpu, Shares
 from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.traces.trace import TraceRollout
@@ -98,6 +99,20 @@ def decode_step_s(
     flops = gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel
     linear_s = max(model.weights_gb * GB / bandwidth, running * 2 * model.matmul_parameters / flops)
     return linear_s + context * model.kv_bytes_per_token / bandwidth + shares.launch_s
+
+
+def engine_cost(model: ModelShape, gpu: Gpu, shares: Shares, tensor_parallel: int) -> EngineCost:
+    """The same costs for the simulator, whose decode step adds reading the weights and computing with them."""
+    bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth * tensor_parallel
+    flops = gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel
+    token_s = 2 * model.matmul_parameters / flops
+    return EngineCost(
+        fixed_s=model.weights_gb * GB / bandwidth + shares.launch_s,
+        per_sequence_s=token_s,
+        per_context_s=model.kv_bytes_per_token / bandwidth,
+        per_prefill_s=token_s,
+        per_prefill_context_s=4 * model.layers * model.heads * model.head_dim / (flops * shares.attention),
+    )
 
 
 def generation(

@@ -24,6 +24,7 @@ class StageShape:
     prompt_tokens_mean: float = 300.0
     spread_group: float = 0.5  # standard deviation of log length between groups
     spread_sibling: float = 0.5  # and within a group
+    recorded: tuple[TraceRollout, ...] = ()  # rollouts that the planner takes lengths from, instead of synthetic ones
 
 
 STAGES = {

@@ -1,9 +1,10 @@
 """Traces: the lengths and times of rollouts, in a file with one per line."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rstar_ray.trajectory import StopReason
 from scheduler.json_records import read_record
@@ -90,8 +91,10 @@ def write_trace(path: Path, rollouts: Iterable[TraceRollout]) -> None:
 
 
 def read_trace(path: Path) -> list[TraceRollout]:
-    """Raises `ValueError` with file, line and field for a missing, negative or mistyped value, and for
-    siblings with different prompts.
+    """The rollouts of a trace, or of a step that a run recorded (RUN/trajectories/*.jsonl).
+
+    Raises `ValueError` with file, line and field for a missing, negative or mistyped value, and for siblings with
+    different prompts.
     """
     rollouts: list[TraceRollout] = []
     prompts: dict[str, int] = {}
@@ -100,7 +103,10 @@ def read_trace(path: Path) -> list[TraceRollout]:
             if not line.strip():
                 continue
             try:
-                rollout = read_record(TraceRollout, json.loads(line), allow_unknown=True)
+                row = json.loads(line)
+                if isinstance(row, dict) and "prompt_ids" in row:
+                    row = _lengths(row)
+                rollout = read_record(TraceRollout, row, allow_unknown=True)
                 _check_prompt(rollout, prompts)
                 rollouts.append(rollout)
             except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
@@ -108,6 +114,22 @@ def read_trace(path: Path) -> list[TraceRollout]:
     if not rollouts:
         raise ValueError(f"{path}: the trace is empty")
     return rollouts
+
+
+def _lengths(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded trajectory as a row of a trace. Raises `ValueError` where it is malformed."""
+    try:
+        turns = [
+            {
+                "completion_tokens": turn["num_tokens"],
+                "tool_tokens": len(turn["tool_ids"]),
+                "tool_seconds": turn["tool_s"],
+            }
+            for turn in row["turns"]
+        ]
+        return {"group": row["group_id"], "prompt_tokens": len(row["prompt_ids"]), "turns": turns}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a recorded trajectory: {error!r}") from error
 
 
 def check_siblings(rollouts: Iterable[TraceRollout]) -> None:
