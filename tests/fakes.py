@@ -81,7 +81,7 @@ async def next_orders(balancer: BalancerService, replica: str, acknowledged: int
 
 async def drained(balancer: BalancerService) -> None:
     """Wait until the balancer has received the end of every rollout."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while (now := await balancer.snapshot()).waiting + now.in_flight:
             await asyncio.sleep(0.005)
 

@@ -15,6 +15,7 @@ from actors.cluster.auth import MODE_VARIABLE, export_line, private_directory, r
 from actors.cluster.gpu_environment import accelerator, gpu_environment
 from actors.cluster.hosts_file import run_cluster_file
 from actors.cluster.recorded_processes import Sign, end, recorded, start
+from actors.launch.ray_connection import SLOW_START
 from rstar_ray.config.run import CheckpointConfig
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
@@ -23,6 +24,7 @@ STATE = Path(".cluster")
 HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
 """Records of the processes that this project starts; see `actors.cluster.dashboards` for the second."""
 START_DEADLINE_S = 180.0  # long enough for a busy machine
+START_ATTEMPTS = 3
 STARTED = "Ray runtime started."
 """Output of `ray start` when the node has joined; the dashboard answers earlier, even if no node ever joins."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -58,18 +60,24 @@ def up() -> None:
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
     command += [f"--dashboard-host={HOST}", f"--dashboard-port={DASHBOARD_PORT}", "--port=0"]
     command += [f"--dashboard-agent-listen-port={free_port()}"]  # the default port is in use if a second Ray runs here
-    dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
-    start(
-        HEAD,
-        command,
-        Sign(
-            Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {}),
-            says=STARTED,
-        ),
-        log=STATE / "head.log",
-        deadline_s=START_DEADLINE_S,
-        environment=cluster_environment(Path.cwd() / "runs"),
-    )
+    dashboard, log = f"http://{HOST}:{DASHBOARD_PORT}", STATE / "head.log"
+    answers = Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {})
+    environment = cluster_environment(Path.cwd() / "runs")
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            start(
+                HEAD,
+                command,
+                Sign(answers, says=STARTED),
+                log=log,
+                deadline_s=START_DEADLINE_S,
+                environment=environment,
+            )
+            break
+        except ConfigError:
+            if attempt == START_ATTEMPTS or SLOW_START not in log.read_text(errors="replace"):
+                raise
+            print("Ray's node did not start in 30 s (a busy machine?); trying again")
     print(f"cluster up: dashboard {dashboard}")
     print(f"in your shell, once: {export_line()}")
     print(f"submit:     ray job submit --address {dashboard} --working-dir . -- python recipes/stage1.py")

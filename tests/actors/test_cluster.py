@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,42 @@ def test_a_damaged_record_names_no_head(written: str, capsys: pytest.CaptureFixt
     (cluster.STATE / "head.json").write_text(written)
     cluster.down()
     assert "no cluster" in capsys.readouterr().out
+
+
+SLOW_RAY = """#!{python}
+import http.server, pathlib, sys
+tries = pathlib.Path("tries")
+tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+if len(tries.read_text()) <= {slow}:
+    sys.exit("Exception: The current node timed out during startup. {rest}")
+port = int(next(one for one in sys.argv if one.startswith("--dashboard-port=")).split("=")[1])
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", port), Answer)
+print("Ray runtime started.", flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize("slow", [1, 3])
+def test_a_node_that_starts_slowly_is_started_again(
+    slow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    fake = tmp_path / "bin" / "ray"
+    fake.parent.mkdir()
+    fake.write_text(SLOW_RAY.format(python=sys.executable, slow=slow, rest="Some raylet."))
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    monkeypatch.setattr(cluster, "DASHBOARD_PORT", cluster.free_port())
+    if slow < cluster.START_ATTEMPTS:
+        cluster.up()
+        assert "cluster up: dashboard" in capsys.readouterr().out
+        cluster.down()
+    else:
+        with pytest.raises(
+            ConfigError, match=r"ray: it ended: .*timed out during startup.*Hint: see .cluster/head.log"
+        ):
+            cluster.up()
+    assert Path("tries").read_text() == "." * min(slow + 1, cluster.START_ATTEMPTS)

@@ -35,7 +35,7 @@ class Head:
             "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
         }
         return subprocess.run(
-            ["bash", "-c", f"{self.export_line}; {command}"], env=kept, capture_output=True, text=True, timeout=240
+            ["bash", "-c", f"{self.export_line}; {command}"], env=kept, capture_output=True, text=True, timeout=600
         )
 
 

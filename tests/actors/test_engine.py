@@ -79,7 +79,7 @@ async def off_by(engine: Engine, model: torch.nn.Module) -> float:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what only the engine's statistics tell."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while not holds():
             await asyncio.sleep(0.001)
 

@@ -61,7 +61,7 @@ def test_a_split_replica_runs_in_one_bundle_and_each_rank_takes_its_part_of_new_
     try:
         group = placement_group([{"CPU": 2}])
         replica = Replica.options(**in_bundle(group, 0)).remote()  # type: ignore[attr-defined]
-        before, after, total = ray.get(replica.sample.remote(first, buckets), timeout=300)
+        before, after, total = ray.get(replica.sample.remote(first, buckets), timeout=600)
     finally:
         ray.shutdown()
     assert total == checksum(buckets)  # of both ranks

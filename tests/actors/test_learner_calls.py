@@ -371,7 +371,7 @@ def test_over_a_line_that_loses_questions_and_answers_every_call_is_done_once():
     broken = json.dumps({"CoreWorkerService.grpc_client.PushTask": loses})
     environment = {**os.environ, "RAY_testing_rpc_failure": broken}
     command = [sys.executable, "-c", BLIPS]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert str(list(range(1, 21))) in ended.stdout, ended.stderr
     assert "was unreachable and answers again" in ended.stderr
 

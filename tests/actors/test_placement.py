@@ -150,7 +150,7 @@ async def test_a_replica_and_its_rank_get_the_same_gpu_and_neighbours_follow_eac
             actor.options(num_cpus=0, num_gpus=0.5, **in_bundle(group, bundle)).remote()
             for bundle in (*ordered.replica_bundles, *ordered.rank_bundles)
         ]
-        gpus = [gpu for _, (gpu,) in ray.get([each.where.remote() for each in half], timeout=60)]
+        gpus = [gpu for _, (gpu,) in ray.get([each.where.remote() for each in half], timeout=600)]
     finally:
         ray.shutdown()
     assert gpus == [0, 1, 2, 0, 1, 2]

@@ -60,7 +60,7 @@ def ask(program: str, address: str, home: Path, **environment: str) -> "subproce
         env={**without, "HOME": str(home), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 

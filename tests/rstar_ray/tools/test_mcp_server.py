@@ -243,7 +243,7 @@ class OfSessions(BaseHTTPRequestHandler):
 def serving(command: list[str], port: int) -> Iterator[None]:
     served = subprocess.Popen([*command, str(port)], stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + 600
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
