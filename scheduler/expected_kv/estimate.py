@@ -23,7 +23,7 @@ from scipy.special import log_ndtr, ndtri
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before any rollout has ended
+PRIOR_MEAN = 0.5  # of the budget: the mean length assumed before any rollout has ended
 PRIOR_ENDS = 2.0  # weight of the rate assumed for a bin before a step or the run [rollouts that ended in it]
 ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
 FIRST_ALIKENESS = 0.35  # until enough rollouts have ended

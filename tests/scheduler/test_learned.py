@@ -79,13 +79,14 @@ def played(rule: str = "expected_kv") -> Balancer:
     balancer = simulator.balancer
     balancer.submit([load(f"other/{n}") for n in range(12)])
     balancer.decide()
+    busy = balancer.state.rollouts["other/0"].replica
+    assert busy is not None
+    balancer.report(busy.replica_id, load=replace(busy.load, preemptions=busy.load.preemptions + 1))
     for n in range(12):
         end = TurnReport(
             rollout_id=f"other/{n}", context_tokens=30 + 9 * n, generated_tokens=10 + 5 * n, turn=1, ended=True
         )
         ends(balancer, end)
-    last = balancer.state.replica("replica-00").load
-    balancer.report("replica-00", load=replace(last, preemptions=last.preemptions + 1))
     balancer.set_policy_version(1)
     return balancer
 
