@@ -23,7 +23,8 @@ from scipy.special import log_ndtr, ndtri
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_MEAN = 0.5  # of the budget: the mean length assumed before any rollout has ended
+FIRST_MEAN = 0.5  # of the budget: the mean length assumed before any rollout has ended
+SPARSE_MEAN = 0.75  # the same for bins in which few rollouts of earlier steps have ended
 PRIOR_ENDS = 2.0  # weight of the rate assumed for a bin before a step or the run [rollouts that ended in it]
 ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
 FIRST_ALIKENESS = 0.35  # until enough rollouts have ended
@@ -201,7 +202,8 @@ class LengthEstimate:
         group_R = self._group_R[: self._size][known_R]
         age_R = self._age_R[: self._size][known_R]
         ended_R = self._ended_R[: self._size][known_R]
-        past_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, 1.0 / (PRIOR_MEAN * self.max_response_tokens))
+        assumed = SPARSE_MEAN if self._past_deaths_B.any() else FIRST_MEAN
+        past_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, 1.0 / (assumed * self.max_response_tokens))
         rate_B = hazard_rates(*self._evidence(known_R), past_B)
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
         seen = (group_R, age_R, self._bins(age_R), ended_R)

@@ -44,7 +44,9 @@ class Plain:
 
     def population(self) -> list[float]:
         """Survival at every edge."""
-        assumed = rates(self.past_deaths, self.past_tokens, [1.0 / (0.5 * MOST)] * 48)
+        assumed = rates(
+            self.past_deaths, self.past_tokens, [1.0 / ((0.75 if any(self.past_deaths) else 0.5) * MOST)] * 48
+        )
         now = [self.deaths(b) for b in range(48)], [self.at_risk(b) for b in range(48)]
         hazard, survival = 0.0, [1.0]
         for bin_, rate in enumerate(rates(*now, assumed)):
