@@ -92,7 +92,8 @@ class PlanConfig:
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
     trace: str = ""
     """Plan with the rollouts of this file instead of a stage's: a step that a run recorded
-    (RUN/trajectories/*.jsonl), or a trace (docs/scheduler.md). Also simulates placement rules on them."""
+    (RUN/trajectories/*.jsonl), or a trace (docs/scheduler.md). Its longest response and most turns are taken as the
+    limits. Also simulates placement rules on them."""
     model: str = ""
     """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
     tensor_parallel: int = RUN.engine.tensor_parallel
@@ -159,11 +160,6 @@ class PlanConfig:
     def shape(self) -> StageShape:
         """Lengths and limits of the planned rollouts. Raises `ConfigError` for a trace that cannot be read."""
         return shape_of_trace(self.trace) if self.trace else STAGES[self.stage]
-
-    @property
-    def named(self) -> str:
-        """Where the lengths are from."""
-        return self.trace or self.stage
 
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
@@ -337,7 +333,7 @@ def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
     stage = config.shape()
     lines = [
-        f"{model.name}, {config.named}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
+        f"{model.name}, {config.trace or config.stage}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
         f" {stage.max_response_tokens} tokens and {stage.max_turns} turns. Computed, not measured.",
         "",
         arithmetic(config, model, colocated),
@@ -452,7 +448,12 @@ def main() -> None:
         placements = [row(config, model, placement) for placement in (colocated, separated) if placement is not None]
         checkpoint = checkpoints(config, model, colocated.learner_gpus)
         sizes = dataclasses.asdict(checkpoint) | {"total_gb": checkpoint.total_gb, "on_disk_gb": checkpoint.on_disk_gb}
-        head = {"model": model.name, "stage": config.named, "computed": True}
+        head = {
+            "model": model.name,
+            "stage": "" if config.trace else config.stage,
+            "trace": config.trace,
+            "computed": True,
+        }
         print(json.dumps({**head, "placements": placements, "checkpoint": sizes}))
     else:
         print(report(config, model, colocated, separated))

@@ -11,7 +11,7 @@ from scheduler.traces.trace import TraceRollout
 DEFAULT = "expected_kv"
 COMPARED = (DEFAULT, "least_requests", "least_sessions")
 """The default and the two simple rules that were fastest in benchmarks."""
-REPLICAS = 4  # at most: as many take the time of one, and show the same order of rules
+REPLICAS = 4  # at most; a step's rollouts are shared out evenly, so these stand for all
 MOST_ROLLOUTS = 1_024  # of a simulated step; more take minutes
 NEAR = 0.97  # rules whose times differ by less count as equal
 

@@ -105,6 +105,8 @@ def read_trace(path: Path) -> list[TraceRollout]:
             try:
                 row = json.loads(line)
                 if isinstance(row, dict) and "prompt_ids" in row:
+                    if row.get("turns") == []:  # an agent that ended without a request: it used no engine
+                        continue
                     row = _lengths(row)
                 rollout = read_record(TraceRollout, row, allow_unknown=True)
                 _check_prompt(rollout, prompts)
@@ -117,7 +119,10 @@ def read_trace(path: Path) -> list[TraceRollout]:
 
 
 def _lengths(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded trajectory as a row of a trace. Raises `ValueError` where it is malformed."""
+    """A recorded trajectory as a row of a trace. Raises `ValueError` where it is malformed.
+
+    An agent may give each sibling another prompt; only those of equal length become one group.
+    """
     try:
         turns = [
             {
@@ -127,7 +132,8 @@ def _lengths(row: Mapping[str, Any]) -> dict[str, Any]:
             }
             for turn in row["turns"]
         ]
-        return {"group": row["group_id"], "prompt_tokens": len(row["prompt_ids"]), "turns": turns}
+        prompt_tokens = len(row["prompt_ids"])
+        return {"group": f"{row['group_id']}:{prompt_tokens}", "prompt_tokens": prompt_tokens, "turns": turns}
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a recorded trajectory: {error!r}") from error
 

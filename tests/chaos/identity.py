@@ -117,10 +117,9 @@ def play(
         if not run.wait(lambda reached=reached: run.steps() > reached or _ended(run, steps), over_s):
             raise TimeoutError(f"the run did not come back after kill {kill + 1}")
         resumed = [line.line for line in run.said[said:] if "resuming after step" in line.line]
-        saved = (
-            resumed[0] if resumed else f"step {reached if _ended(run, steps) else 0}"
-        )  # no checkpoint: from the start
-        lost = reached - int(saved.rpartition(" ")[2])
+        anew = reached if _ended(run, steps) else 0  # it had ended, or starts again without a checkpoint
+        saved = int(resumed[0].rpartition(" ")[2]) if resumed else anew
+        lost = reached - saved
         costs.append({"kill": kill + 1, "after_step": reached, "steps_lost": lost,
                       "caught_up_s": round(time.monotonic() - killed_s, 1)})  # fmt: skip
         print(json.dumps(costs[-1]), flush=True)

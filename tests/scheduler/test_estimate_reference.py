@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from scheduler.expected_kv.estimate import LengthEstimate
+from scheduler.expected_kv.estimate import FIRST_MEAN, SPARSE_MEAN, LengthEstimate
 
 MOST = 6_000
 NORMAL = NormalDist()
@@ -44,9 +44,8 @@ class Plain:
 
     def population(self) -> list[float]:
         """Survival at every edge."""
-        assumed = rates(
-            self.past_deaths, self.past_tokens, [1.0 / ((0.75 if any(self.past_deaths) else 0.5) * MOST)] * 48
-        )
+        mean = SPARSE_MEAN if any(self.past_deaths) else FIRST_MEAN
+        assumed = rates(self.past_deaths, self.past_tokens, [1.0 / (mean * MOST)] * 48)
         now = [self.deaths(b) for b in range(48)], [self.at_risk(b) for b in range(48)]
         hazard, survival = 0.0, [1.0]
         for bin_, rate in enumerate(rates(*now, assumed)):
