@@ -37,7 +37,7 @@ from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.loader import check_function
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, Trajectory, TrajectorySummary
-from tests.actors.test_generation_worker import FakeEngine, collect, worker
+from tests.actors.test_generation_worker import FakeEngine, collect, serving
 from tests.fakes import AddingSandbox, Local, adding_problems, answer, call, drained, request, same_text
 from tests.rstar_ray.test_token_lines import CHATS
 
@@ -159,6 +159,12 @@ async def ask(endpoint: Endpoint, *said: str, **options: Any) -> Any:
     messages: list[Any] = [{"role": "user", "content": text} for text in said]
     async with client(endpoint) as policy:
         return await policy.chat.completions.create(model=endpoint.model, messages=messages, **options)
+
+
+async def said(policy: openai.AsyncOpenAI, *messages: Any, **options: Any) -> Any:
+    """The message with the policy's answer."""
+    reply = await policy.chat.completions.create(model="policy", messages=list(messages), **options)
+    return {"role": "assistant", "content": reply.choices[0].message.content}
 
 
 async def hangs(problem: Problem, endpoint: Endpoint) -> None:
@@ -340,13 +346,8 @@ async def test_tools_that_change_midway_begin_a_line_and_a_stream_closed_early_h
         user: Any = {"role": "user", "content": problem.problem}
         other: Any = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
         async with client(endpoint) as policy:
-
-            async def said(*messages: Any, tool: Any) -> Any:
-                reply = await policy.chat.completions.create(model="policy", messages=list(messages), tools=[tool])
-                return {"role": "assistant", "content": reply.choices[0].message.content}
-
-            first = await said(user, tool=PYTHON_TOOL.as_schema())
-            await said(user, first, {"role": "user", "content": "more"}, tool=other)
+            first = await said(policy, user, tools=[PYTHON_TOOL.as_schema()])
+            await said(policy, user, first, {"role": "user", "content": "more"}, tools=[other])
             stream = await policy.chat.completions.create(model="policy", messages=[user], stream=True)
             await stream.__anext__()
             await stream.close()
@@ -412,16 +413,10 @@ async def test_each_sampled_token_has_its_loss_in_one_line_and_prefixes_are_cont
     async def solve(problem: Problem, endpoint: Endpoint) -> float:
         user: Any = {"role": "user", "content": problem.problem}
         async with client(endpoint) as policy:
-
-            async def said(*messages: Any) -> Any:
-                reply = await policy.chat.completions.create(model="policy", messages=list(messages))
-                return {"role": "assistant", "content": reply.choices[0].message.content}
-
-            first = await said(user)
-            more: Any = {"role": "user", "content": "more"}
-            await said(user, first, more)
-            await said({"role": "system", "content": "You help."}, user)  # another agent
-            await said(user, first, {"role": "user", "content": "differently"})
+            first = await said(policy, user)
+            await said(policy, user, first, {"role": "user", "content": "more"})
+            await said(policy, {"role": "system", "content": "You help."}, user)  # another agent
+            await said(policy, user, first, {"role": "user", "content": "differently"})
         return 1.0
 
     policy = Policy("one", "two", "three", "four")
@@ -433,10 +428,9 @@ async def test_each_sampled_token_has_its_loss_in_one_line_and_prefixes_are_cont
     sampled = trajectory.response_ids[trajectory.loss_mask].tolist()
     rows = [rl_row(trajectory, 1.0, 1.0, line) for line in range(3)]
     assert [(len(row.token_ids), row.num_sampled_tokens) for row in rows] == list(trajectory.summary.lines)
-    trained = [token for row in (rows[0], rows[1], rows[2]) for token in row.token_ids[row.loss_mask].tolist()]
+    trained = [token for row in rows for token in row.token_ids[row.loss_mask].tolist()]
     assert sorted(trained) == sorted(sampled)
-    prompts = [rows[0], rows[1], rows[2]]
-    for row, turn in zip(prompts, (1, 2, 3), strict=True):
+    for row, turn in zip(rows, (1, 2, 3), strict=True):
         num_last = trajectory.turns[turn].num_tokens
         assert row.token_ids[:-num_last].tolist() == policy.prompts[turn]
     assert policy.prompts[3][: len(policy.prompts[0])] == policy.prompts[0]
@@ -565,16 +559,13 @@ async def test_a_worker_plays_a_granted_rollout_through_its_agent_and_stops_the_
     async with host_of(with_python) as host:
         agents = Agents([Local(host, "agents/0")], caller="generation/0")  # pyright: ignore[reportArgumentType]
         engine = FakeEngine(Policy())  # pyright: ignore[reportArgumentType]
-        one = worker(balancer, engine=engine, agents=agents, chat=CHAT)
-        await one.start()
-        await one.serve()
-        states = [start(f"r{number}", number) for number in range(20)]
-        await balancer.submit([(rollout_load(state), state) for state in states])
-        found = await collect(one, 20)
-        await drained(balancer)
-        await agents.settled()
-        assert host.num_running == host.num_tokens == 0
-        await one.close()
+        async with serving(balancer, engine=engine, agents=agents, chat=CHAT) as one:
+            states = [start(f"r{number}", number) for number in range(20)]
+            await balancer.submit([(rollout_load(state), state) for state in states])
+            found = await collect(one, 20)
+            await drained(balancer)
+            await agents.settled()
+            assert host.num_running == host.num_tokens == 0
     for seed, state in enumerate(states):
         alone = await judged(await run_rollout(state, generate=Policy(), execute=AddingSandbox(), chat=CHAT))
         ended = found[f"r{seed}"]

@@ -3,7 +3,8 @@
 # pyright: reportPrivateUsage=false
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,16 @@ def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) 
     return GenerationWorker(name, max_running=64, balancer=Local(balancer), **{**settings, **parts})
 
 
+@asynccontextmanager
+async def serving(balancer: Any, name: str = "generation/0", **parts: Any) -> AsyncGenerator[GenerationWorker, None]:
+    """A worker that plays what the balancer grants, until the block ends."""
+    one = worker(balancer, name, **parts)
+    await one.start()
+    await one.serve()
+    yield one
+    await one.close()
+
+
 def requests(count: int) -> list[RolloutRequest]:
     return [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(count))]
 
@@ -144,43 +155,37 @@ async def collect(one: GenerationWorker, count: int) -> dict[str, TrajectorySumm
 
 async def test_granted_rollouts_are_played_and_delivered_once_each():
     balancer = BalancerService()
-    one = worker(balancer)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(40))
-    found = await collect(one, 40)
-    assert found.keys() == {f"r{i}" for i in range(40)}
-    await drained(balancer)  # results come before the last ends are reported there
-    snapshot = await balancer.snapshot()
-    assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (40, 0, 0)
-    await one.close()
+    async with serving(balancer) as one:
+        await submit(balancer, requests(40))
+        found = await collect(one, 40)
+        assert found.keys() == {f"r{i}" for i in range(40)}
+        await drained(balancer)  # results come before the last ends are reported there
+        snapshot = await balancer.snapshot()
+        assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (40, 0, 0)
 
 
 async def test_a_rollout_that_is_moved_continues_on_another_replica_from_its_last_turn():
     balancer, engine = BalancerService(), HeldEngine(SkilledPolicy(slip=1.0))
-    first = worker(balancer, "generation/0", engine=engine)
-    await first.start()
-    await first.serve()
-    await submit(balancer, requests(1))
-    await engine.holds(1)
-    second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
-    await second.start()
-    await second.serve()
-    balancer.balancer.set_serving("generation/0", False)  # so that it can only continue at the other
-    balancer.balancer.orders.append(("generation/0", Move("r0", "generation/0", "generation/1")))
-    balancer.wake()
-    async with asyncio.timeout(10):
-        while not first._residents["r0"].leaves:
-            await asyncio.sleep(0.01)
-    engine.go.set()
-    found = await collect(second, 1)
-    assert isinstance(found["r0"], TrajectorySummary) and found["r0"].num_turns >= 2
-    stays = [(stay.replica_id, stay.turn, stay.why) for stay in found["r0"].placements]
-    why = "most room by expected KV"
-    assert stays == [("generation/0", 0, why), ("generation/1", 1, why)]
-    assert len(found["r0"].turn_s) == found["r0"].num_turns
-    assert "r0" not in first._residents
-    await first.close()
+    async with serving(balancer, "generation/0", engine=engine) as first:
+        await submit(balancer, requests(1))
+        await engine.holds(1)
+        second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
+        await second.start()
+        await second.serve()
+        balancer.balancer.set_serving("generation/0", False)  # so that it can only continue at the other
+        balancer.balancer.orders.append(("generation/0", Move("r0", "generation/0", "generation/1")))
+        balancer.wake()
+        async with asyncio.timeout(10):
+            while not first._residents["r0"].leaves:
+                await asyncio.sleep(0.01)
+        engine.go.set()
+        found = await collect(second, 1)
+        assert isinstance(found["r0"], TrajectorySummary) and found["r0"].num_turns >= 2
+        stays = [(stay.replica_id, stay.turn, stay.why) for stay in found["r0"].placements]
+        why = "most room by expected KV"
+        assert stays == [("generation/0", 0, why), ("generation/1", 1, why)]
+        assert len(found["r0"].turn_s) == found["r0"].num_turns
+        assert "r0" not in first._residents
     await second.close()
 
 
@@ -191,15 +196,12 @@ async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
     await dying.serve()
     await submit(balancer, requests(16))
     await asyncio.wait_for(ended.wait(), 60)
-    healthy = worker(balancer, "generation/1")
-    await healthy.start()
-    await healthy.serve()
-    await balancer.replica_lost("generation/0")
-    before = await dying.take_finished(0, 0)
-    delivered = {ended.summary.rollout_id for ended in before.items if isinstance(ended, Trajectory)}
-    found = await collect(healthy, 16 - len(delivered))
-    assert found.keys() | delivered == {f"r{i}" for i in range(16)}
-    await healthy.close()
+    async with serving(balancer, "generation/1") as healthy:
+        await balancer.replica_lost("generation/0")
+        before = await dying.take_finished(0, 0)
+        delivered = {ended.summary.rollout_id for ended in before.items if isinstance(ended, Trajectory)}
+        found = await collect(healthy, 16 - len(delivered))
+        assert found.keys() | delivered == {f"r{i}" for i in range(16)}
 
 
 async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registers_with_what_is_resident():
@@ -229,23 +231,17 @@ async def test_a_dead_engine_waits_a_moment_and_no_more_for_a_balancer_that_is_d
             await asyncio.Event().wait()
 
     balancer, ended = Gone(), asyncio.Event()
-    one = worker(balancer, engine=FakeEngine(lives=0), die=ended.set)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(1))
-    await asyncio.wait_for(ended.wait(), 60)
-    await one.close()
+    async with serving(balancer, engine=FakeEngine(lives=0), die=ended.set):
+        await submit(balancer, requests(1))
+        await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
     balancer = BalancerService()
-    one = worker(balancer, tools=PlainTools(UnreliableSandbox(fails_every=1)))
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(3))
-    found = await collect(one, 3)
-    assert all(isinstance(end, DroppedRollout) and "no executor left" in end.reason for end in found.values())
-    await one.close()
+    async with serving(balancer, tools=PlainTools(UnreliableSandbox(fails_every=1))) as one:
+        await submit(balancer, requests(3))
+        found = await collect(one, 3)
+        assert all(isinstance(end, DroppedRollout) and "no executor left" in end.reason for end in found.values())
 
 
 async def test_an_internal_fault_ends_the_stream_instead_of_the_run_waiting_for_ever():
@@ -254,13 +250,10 @@ async def test_an_internal_fault_ends_the_stream_instead_of_the_run_waiting_for_
             raise MemoryError("no room")
 
     balancer = BalancerService()
-    one = worker(balancer, tools=PlainTools(Buggy()))
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(1))
-    with pytest.raises(MemoryError, match="no room"):
-        await collect(one, 1)
-    await one.close()
+    async with serving(balancer, tools=PlainTools(Buggy())) as one:
+        await submit(balancer, requests(1))
+        with pytest.raises(MemoryError, match="no room"):
+            await collect(one, 1)
 
 
 async def test_a_worker_registers_again_after_the_balancer_came_back_empty():
@@ -274,49 +267,38 @@ async def test_a_worker_registers_again_after_the_balancer_came_back_empty():
             return getattr(self.now, name)
 
     balancer = Reborn()
-    one = worker(balancer)  # type: ignore[arg-type]
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(4))  # type: ignore[arg-type]
-    await collect(one, 4)
-    old, balancer.now = balancer.now, BalancerService()
-    await old.replica_lost("generation/0")  # wakes the open question, as the death of the actor does
-    await submit(balancer, [request(p, rollout_id=f"s{i}") for i, p in enumerate(adding_problems(4))])  # type: ignore[arg-type]
-    assert (await collect(one, 4)).keys() >= {f"s{i}" for i in range(4)}
-    await one.close()
+    async with serving(balancer) as one:
+        await submit(balancer, requests(4))  # type: ignore[arg-type]
+        await collect(one, 4)
+        old, balancer.now = balancer.now, BalancerService()
+        await old.replica_lost("generation/0")  # wakes the open question, as the death of the actor does
+        await submit(balancer, [request(p, rollout_id=f"s{i}") for i, p in enumerate(adding_problems(4))])  # type: ignore[arg-type]
+        assert (await collect(one, 4)).keys() >= {f"s{i}" for i in range(4)}
+
+
+class Forgetful(AddingSandbox):
+    """Loses its state in the call with this number."""
+
+    def __init__(self, loses_at: int) -> None:
+        self.calls_left = loses_at
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise ToolStateLost("the notebook is gone")
+        return await super().__call__(call)
 
 
 async def test_a_rollout_whose_tool_lost_its_state_begins_again_and_is_counted():
-    class Forgetful(AddingSandbox):
-        calls = 0
-
-        async def __call__(self, call: ToolCall) -> ToolResult:
-            self.calls += 1
-            if self.calls == 1:
-                raise ToolStateLost("the notebook is gone")
-            return await super().__call__(call)
-
-    balancer, tools = BalancerService(), PlainTools(Forgetful())
-    one = worker(balancer, tools=tools)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(1))
-    (summary,) = (await collect(one, 1)).values()
-    assert isinstance(summary, TrajectorySummary) and summary.restarts == 1
-    assert tools.closed == ["r0", "r0"]
-    await one.close()
+    balancer, tools = BalancerService(), PlainTools(Forgetful(loses_at=1))
+    async with serving(balancer, tools=tools) as one:
+        await submit(balancer, requests(1))
+        (summary,) = (await collect(one, 1)).values()
+        assert isinstance(summary, TrajectorySummary) and summary.restarts == 1
+        assert tools.closed == ["r0", "r0"]
 
 
 async def test_nobody_continues_with_what_a_rollout_had_before_it_began_again(tmp_path: Path):
-    class LostLater(AddingSandbox):
-        calls = 0
-
-        async def __call__(self, call: ToolCall) -> ToolResult:
-            self.calls += 1
-            if self.calls == 2:
-                raise ToolStateLost("the notebook is gone")
-            return await super().__call__(call)
-
     class Slipping(FakeEngine):
         """Calls twice; and once the rollout began again, it waits."""
 
@@ -330,17 +312,14 @@ async def test_nobody_continues_with_what_a_rollout_had_before_it_began_again(tm
 
     balancer, engine = BalancerService(), Slipping()
     kept = JournalWriter(TurnJournal(tmp_path, "generation/0-life"))
-    one = worker(balancer, engine=engine, tools=PlainTools(LostLater()), journal=kept)
-    await one.start()
-    await one.serve()
-    (wanted,) = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(1)]
-    await submit(balancer, [wanted])
-    async with asyncio.timeout(60):
-        while engine.turns < 3:
-            await asyncio.sleep(0.01)
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    assert journaled(tmp_path, [start], {0: 0}) == {wanted.rollout_id: replace(start, restarts=1)}
-    await one.close()
+    async with serving(balancer, engine=engine, tools=PlainTools(Forgetful(loses_at=2)), journal=kept):
+        (wanted,) = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(1)]
+        await submit(balancer, [wanted])
+        async with asyncio.timeout(60):
+            while engine.turns < 3:
+                await asyncio.sleep(0.01)
+        start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+        assert journaled(tmp_path, [start], {0: 0}) == {wanted.rollout_id: replace(start, restarts=1)}
 
 
 class Counted(PlainTools):
@@ -378,14 +357,11 @@ class Chatting(FakeEngine):
 async def played_in_environment(tools: Counted, journal: Path) -> tuple[RolloutState, Any]:
     balancer = BalancerService()
     kept = JournalWriter(TurnJournal(journal, "generation/0-life"))
-    one = worker(balancer, engine=Chatting(), tools=tools, journal=kept)
-    await one.start()
-    await one.serve()
-    limits = replace(LIMITS, max_environment_turns=2)
-    wanted = request(limits=limits, rollout_id="stage1/3/r0")
-    await submit(balancer, [wanted])
-    (end,) = (await collect(one, 1)).values()
-    await one.close()
+    async with serving(balancer, engine=Chatting(), tools=tools, journal=kept) as one:
+        limits = replace(LIMITS, max_environment_turns=2)
+        wanted = request(limits=limits, rollout_id="stage1/3/r0")
+        await submit(balancer, [wanted])
+        (end,) = (await collect(one, 1)).values()
     return RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)), end
 
 
@@ -404,13 +380,10 @@ async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_f
         raise JudgeError("it hung")
 
     balancer = BalancerService()
-    one = worker(balancer, judge=broken)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(3))
-    found = await collect(one, 3)
-    assert {end.unjudged for end in found.values() if isinstance(end, TrajectorySummary)} == {"judging: it hung"}
-    await drained(balancer)
-    snapshot = await balancer.snapshot()
-    assert (snapshot.finished, snapshot.in_flight) == (3, 0)
-    await one.close()
+    async with serving(balancer, judge=broken) as one:
+        await submit(balancer, requests(3))
+        found = await collect(one, 3)
+        assert {end.unjudged for end in found.values() if isinstance(end, TrajectorySummary)} == {"judging: it hung"}
+        await drained(balancer)
+        snapshot = await balancer.snapshot()
+        assert (snapshot.finished, snapshot.in_flight) == (3, 0)

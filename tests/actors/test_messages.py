@@ -9,12 +9,8 @@ import aiohttp
 import anthropic
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 
-from actors.talk.policy_answers import PolicyAnswers
-from recipes.serve import ServeOptions, Server
-from rstar_ray.trajectory import MODELS_OWN
-from tests.actors.test_policy_answers import CONTEXT, THOUGHT, Script
+from tests.actors.test_policy_answers import CONTEXT, THOUGHT, Script, server_of
 from tests.rstar_ray.test_token_lines import CALL, CHATS, QUERY
 
 TOOLS: Any = [
@@ -28,15 +24,6 @@ ASKED: Any = {
     "messages": [{"role": "user", "content": "Who?"}],
 }
 CALLING = f"{THOUGHT}I look.\n{CALL}\n{CALL}<|im_end|>"
-
-
-@asynccontextmanager
-async def server_of(*turns: str) -> AsyncGenerator[tuple[str, Script], None]:
-    chat = CHATS["qwen3"]
-    script = Script(chat, *turns)
-    answers = PolicyAnswers(chat, script, sampling=MODELS_OWN, max_tokens=500, context_tokens=CONTEXT)
-    async with TestServer(Server(answers, ServeOptions(model="folder/m"), "secret").app()) as server:
-        yield str(server.make_url("")).rstrip("/"), script
 
 
 @asynccontextmanager

@@ -56,14 +56,21 @@ class Script:
 
 
 @asynccontextmanager
-async def client_of(*turns: str) -> AsyncGenerator[tuple[Any, Script], None]:
-    chat = CHATS["qwen3"]
+async def server_of(*turns: str, family: str = "qwen3") -> AsyncGenerator[tuple[str, Script], None]:
+    chat = CHATS[family]
     script = Script(chat, *turns)
     answers = PolicyAnswers(chat, script, sampling=MODELS_OWN, max_tokens=500, context_tokens=CONTEXT)
-    async with TestServer(Server(answers, ServeOptions(model="m"), "secret").app()) as server:
-        url = str(server.make_url("/v1"))
-        async with openai.AsyncOpenAI(base_url=url, api_key="secret", max_retries=0) as client:
-            yield client, script
+    async with TestServer(Server(answers, ServeOptions(model="folder/m"), "secret").app()) as server:
+        yield str(server.make_url("")).rstrip("/"), script
+
+
+@asynccontextmanager
+async def client_of(*turns: str, family: str = "qwen3") -> AsyncGenerator[tuple[Any, Script], None]:
+    async with (
+        server_of(*turns, family=family) as (url, script),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
+    ):
+        yield client, script
 
 
 async def test_an_agents_loop_is_sampled_from_the_tokens_of_its_turns():
@@ -147,15 +154,9 @@ async def test_a_conversation_that_is_too_long_is_openais_error():
 
 
 async def test_what_the_template_refuses_is_a_bad_request():
-    chat = CHATS["gemma"]
-    answers = PolicyAnswers(chat, Script(chat), sampling=MODELS_OWN, max_tokens=5, context_tokens=CONTEXT)
-    app = Server(answers, ServeOptions(model="m"), "secret").app()
-    async with (
-        TestServer(app) as server,
-        openai.AsyncOpenAI(api_key="secret", base_url=str(server.make_url("/v1"))) as it,
-    ):
+    async with client_of(family="gemma") as (client, _):
         with pytest.raises(openai.BadRequestError, match="the chat template refuses"):
-            await it.chat.completions.create(model="m", messages=[QUESTION[1], QUESTION[1]])
+            await client.chat.completions.create(model="m", messages=[QUESTION[1], QUESTION[1]])
 
 
 async def test_the_oldest_conversations_are_forgotten_and_encoded_again(monkeypatch: pytest.MonkeyPatch):
@@ -206,14 +207,11 @@ DEEP = "[" * 960 + "]" * 960
     ids=["half a character", "half a character elsewhere", "deep", "far too long", "too large"],
 )
 async def test_a_body_that_cannot_be_answered_is_a_client_error_in_openais_form(body: str, status: int):
-    chat = CHATS["qwen3"]
-    answers = PolicyAnswers(chat, Script(chat), sampling=MODELS_OWN, max_tokens=5, context_tokens=CONTEXT)
-    app = Server(answers, ServeOptions(model="m"), "secret").app()
-    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+    async with server_of() as (url, _), aiohttp.ClientSession(url) as session:
         headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
         for extra in ({}, {"Content-Encoding": "gzip"}):  # the second body is not gzip
-            url = server.make_url("/v1/chat/completions")
-            async with session.post(url, data=io.BytesIO(body.encode()), headers=headers | extra) as answer:
+            data = io.BytesIO(body.encode())
+            async with session.post("/v1/chat/completions", data=data, headers=headers | extra) as answer:
                 assert answer.status in (status, 400) and (await answer.json())["error"]["message"]
 
 

@@ -3,6 +3,8 @@
 # pyright: reportPrivateUsage=false
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,16 @@ def client_of(balancer: Any, chat: CharChat | None = None, **parts: Any) -> Roll
     return RolloutClient(Local(balancer), chat or CharChat(), on_replica_lost=no_loss, **parts)
 
 
+@asynccontextmanager
+async def delivering() -> AsyncGenerator[tuple[ForgetfulBalancer, "DeliveringWorker", RolloutClient], None]:
+    """A client that follows a worker, until the block ends."""
+    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
+    client = client_of(balancer)
+    client.follow(Service(worker, "generation/0"))
+    yield balancer, worker, client
+    await client.close()
+
+
 async def test_what_waited_in_a_balancer_that_died_is_submitted_again():
     balancer = ForgetfulBalancer()
     remote = Local(balancer)
@@ -105,21 +117,18 @@ async def test_an_id_submitted_again_is_refused_since_its_result_would_never_com
 
 @pytest.mark.parametrize("name", ["r0", "rl/1/~1/0", "theirs~7"])
 async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_count_for_nothing(name: str):
-    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
-    client = client_of(balancer)
-    client.follow(Service(worker, "generation/0"))
-    wanted = [request(problem, rollout_id=name) for problem in adding_problems(1)]
-    given_up = asyncio.ensure_future(anext(client.run(wanted)))
-    await balancer.next_submission()
-    given_up.cancel()
-    await client.abandon()
-    assert balancer.cancelled == [name]
-    again = asyncio.ensure_future(anext(client.run(wanted)))
-    await balancer.next_submission()
-    assert balancer.submitted == [[name], [f"{name}~1"]]
-    worker.deliveries.put_nowait(Batch(0, (summary(name), summary(f"{name}~1"))))
-    assert await again == FinishedRollout(summary=summary(name), ref=TrajectoryRef("part 1", 0))
-    await client.close()
+    async with delivering() as (balancer, worker, client):
+        wanted = [request(problem, rollout_id=name) for problem in adding_problems(1)]
+        given_up = asyncio.ensure_future(anext(client.run(wanted)))
+        await balancer.next_submission()
+        given_up.cancel()
+        await client.abandon()
+        assert balancer.cancelled == [name]
+        again = asyncio.ensure_future(anext(client.run(wanted)))
+        await balancer.next_submission()
+        assert balancer.submitted == [[name], [f"{name}~1"]]
+        worker.deliveries.put_nowait(Batch(0, (summary(name), summary(f"{name}~1"))))
+        assert await again == FinishedRollout(summary=summary(name), ref=TrajectoryRef("part 1", 0))
 
 
 class CountingChat(CharChat):
@@ -206,23 +215,20 @@ async def test_a_reward_that_has_worked_may_fail_later():
 
 
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
-    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
-    client = client_of(balancer)
-    client.follow(Service(worker, "generation/0"))
-    requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
-    ends = client.run(requests)
-    first = asyncio.ensure_future(anext(ends))
-    await balancer.next_submission()
-    lost = DroppedRollout(rollout_id="r0", group_id="g", reason="sandbox")
-    worker.deliveries.put_nowait(Batch(0, (summary("r1"), summary("r2"))))
-    worker.deliveries.put_nowait(Batch(0, (summary("r1"), lost)))
-    found = [await first, *[end async for end in ends]]
-    assert found == [
-        FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("part 0", 0)),
-        FinishedRollout(summary=summary("r2"), ref=TrajectoryRef("part 1", 0)),
-        lost,
-    ]
-    await client.close()
+    async with delivering() as (balancer, worker, client):
+        requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
+        ends = client.run(requests)
+        first = asyncio.ensure_future(anext(ends))
+        await balancer.next_submission()
+        lost = DroppedRollout(rollout_id="r0", group_id="g", reason="sandbox")
+        worker.deliveries.put_nowait(Batch(0, (summary("r1"), summary("r2"))))
+        worker.deliveries.put_nowait(Batch(0, (summary("r1"), lost)))
+        found = [await first, *[end async for end in ends]]
+        assert found == [
+            FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("part 0", 0)),
+            FinishedRollout(summary=summary("r2"), ref=TrajectoryRef("part 1", 0)),
+            lost,
+        ]
 
 
 class RemoteBalancer:
@@ -262,16 +268,24 @@ def training_requests(count: int, step: str = "stage1/1") -> list[RolloutRequest
     return [request(problem, rollout_id=f"{step}/{i}") for i, problem in enumerate(adding_problems(count))]
 
 
-def write_turns(folder: Path, requests: list[RolloutRequest]) -> None:
-    """One turn of each has finished."""
-    journal = TurnJournal(folder, "generation/0-life")
-    for one in requests:
-        start = RolloutState.start(one, CharChat().prompt_ids(one.problem))
+async def register(balancer: RemoteBalancer, *names: str) -> None:
+    for name in names:
+        await balancer.now.register(registration(name, 100_000, max_running=64, block_tokens=16))
+
+
+def started(one: RolloutRequest) -> RolloutState:
+    return RolloutState.start(one, CharChat().prompt_ids(one.problem))
+
+
+def write_turns(folder: Path, requests: list[RolloutRequest], versions: Sequence[int] = (0,), weights: int = 0) -> None:
+    """One turn of each has finished; `versions` has the version of each of its tokens."""
+    journal, count = TurnJournal(folder, "generation/0-life"), len(versions)
+    for start in map(started, requests):
         played = replace(
-            start, response_ids=[7] * 9, loss_mask=[True] * 9, logprobs=[0.0] * 9, policy_versions=[0] * 9,
-            turns=(Turn(num_tokens=9),),
+            start, response_ids=[7] * count, loss_mask=[True] * count, logprobs=[0.0] * count,
+            policy_versions=list(versions), turns=(Turn(num_tokens=count),),
         )  # fmt: skip
-        journal.add(start, played, 0)
+        journal.add(start, played, weights)
     journal.close()
 
 
@@ -281,8 +295,7 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
 ):
     monkeypatch.setattr(rollout_client, "RETURN_BATCH", 2)
     balancer = RemoteBalancer()
-    for name in ("generation/0", "generation/1"):
-        await balancer.now.register(registration(name, 100_000, max_running=64, block_tokens=16))
+    await register(balancer, "generation/0", "generation/1")
     client = client_of(balancer, journal=tmp_path)
     requests = training_requests(10, played_for)
     first = asyncio.ensure_future(anext(client.run(requests)))
@@ -304,8 +317,7 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
 
 async def test_what_had_ended_on_a_lost_replica_before_the_balancer_noticed_is_not_played_again():
     balancer = RemoteBalancer()
-    for name in ("generation/0", "generation/1"):
-        await balancer.now.register(registration(name, 100_000, max_running=64, block_tokens=16))
+    await register(balancer, "generation/0", "generation/1")
     client = client_of(balancer)
     first = asyncio.ensure_future(anext(client.run(training_requests(4))))
     held = [grant.load.rollout_id for grant in await grants(balancer, "generation/0")]
@@ -324,7 +336,7 @@ async def test_what_had_ended_on_a_lost_replica_before_the_balancer_noticed_is_n
 
 async def test_a_balancer_that_died_with_a_replica_receives_its_turns_first(tmp_path: Path):
     balancer = RemoteBalancer()
-    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    await register(balancer, "generation/0")
     client = client_of(balancer, journal=tmp_path)
     requests = training_requests(4)
     first = asyncio.ensure_future(anext(client.run(requests)))
@@ -339,7 +351,7 @@ async def test_a_balancer_that_died_with_a_replica_receives_its_turns_first(tmp_
     balancer.held_up.set()
     assert await losing == 3
     await again
-    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    await register(balancer, "generation/0")
     granted = await grants(balancer, "generation/0")
     assert sorted(len(grant.payload.turns) for grant in granted) == [0, 1, 1, 1]
     first.cancel()
@@ -350,7 +362,7 @@ async def test_a_rollout_that_restarted_does_not_go_back_to_a_longer_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     balancer = RemoteBalancer()
-    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    await register(balancer, "generation/0")
     client = client_of(balancer, journal=tmp_path)
     requests = training_requests(1)
     write_turns(tmp_path, requests)
@@ -362,7 +374,7 @@ async def test_a_rollout_that_restarted_does_not_go_back_to_a_longer_start(
     journal.close()
     (tmp_path / "stage1-step-000001" / "odd.turns").mkdir()
     assert await client.continue_without("generation/0") == 1
-    await balancer.now.register(registration("generation/1", 100_000, max_running=64, block_tokens=16))
+    await register(balancer, "generation/1")
     (grant,) = await grants(balancer, "generation/1")
     assert (grant.payload.restarts, grant.payload.turns) == (1, ())
     assert "odd.turns cannot be read" in caplog.text
@@ -388,34 +400,22 @@ async def test_a_stopped_balancer_is_waited_for_until_the_detector_has_ended_it(
 
 
 async def test_runs_that_are_open_at_once_get_their_own_ends_and_all_of_them_a_fault():
-    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
-    client = client_of(balancer)
-    client.follow(Service(worker, "generation/0"))
-    runs = {name: client.run([request(problem, rollout_id=name) for problem in adding_problems(1)]) for name in "abc"}
-    coming = {name: asyncio.ensure_future(anext(run)) for name, run in runs.items()}
-    while len(balancer.submitted) < 3:
-        await balancer.next_submission()
-    worker.deliveries.put_nowait(Batch(0, (summary("b"),)))
-    assert (await coming["b"]).rollout_id == "b"
-    client._balancer_died(RuntimeError("it is gone"))
-    for name in "ac":
-        with pytest.raises(RStarError, match="balancer: it is gone"):
-            await coming[name]
-    later = client.run([request(problem, rollout_id="later") for problem in adding_problems(1)])
-    with pytest.raises(RStarError, match="balancer: it is gone"):  # also where the runs before were not awaited
-        await anext(later)
-    await client.close()
-
-
-def write_turn(folder: Path, one: RolloutRequest, versions: list[int], weights: int) -> None:
-    journal, start = TurnJournal(folder, "generation/0-life"), RolloutState.start(one, [1, 2])
-    count = len(versions)
-    played = replace(
-        start, response_ids=[7] * count, loss_mask=[True] * count, logprobs=[0.0] * count, policy_versions=versions,
-        turns=(Turn(num_tokens=count),),
-    )  # fmt: skip
-    journal.add(start, played, weights)
-    journal.close()
+    async with delivering() as (balancer, worker, client):
+        runs = {
+            name: client.run([request(problem, rollout_id=name) for problem in adding_problems(1)]) for name in "abc"
+        }
+        coming = {name: asyncio.ensure_future(anext(run)) for name, run in runs.items()}
+        while len(balancer.submitted) < 3:
+            await balancer.next_submission()
+        worker.deliveries.put_nowait(Batch(0, (summary("b"),)))
+        assert (await coming["b"]).rollout_id == "b"
+        client._balancer_died(RuntimeError("it is gone"))
+        for name in "ac":
+            with pytest.raises(RStarError, match="balancer: it is gone"):
+                await coming[name]
+        later = client.run([request(problem, rollout_id="later") for problem in adding_problems(1)])
+        with pytest.raises(RStarError, match="balancer: it is gone"):  # also where the runs before were not awaited
+            await anext(later)
 
 
 async def test_a_resumed_run_keeps_turns_of_all_versions_on_record_up_to_the_one_that_serves(tmp_path: Path):
@@ -427,8 +427,8 @@ async def test_a_resumed_run_keeps_turns_of_all_versions_on_record_up_to_the_one
     for one, versions in zip(requests, ([3], [3, 4], [4, 5], [4]), strict=True):
         known = weights_of(versions, checksums)
         assert known is not None
-        write_turn(tmp_path, one, versions, known)
-    starts = [RolloutState.start(one, [1, 2]) for one in requests]
+        write_turns(tmp_path, [one], versions, known)
+    starts = [started(one) for one in requests]
     starts[0] = replace(starts[0], request=replace(requests[0], oldest_version=4))
     for several, version, kept in ((True, 4, [1, 3]), (True, 5, [1, 2, 3]), (False, 4, [3])):
         client = client_of(ForgetfulBalancer(), journal=tmp_path, several_versions=several)

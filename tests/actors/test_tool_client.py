@@ -55,11 +55,6 @@ class Counting:
             Reply(reward=1.0) if said == "done" else "nonsense" if said == "bad" else Reply(text=f"turn {self.turns}")
         )
 
-    async def ended(self, reason: str) -> float:
-        if reason != "truncated":
-            raise ValueError("no end")
-        return self.turns / 4
-
     async def close(self) -> None: ...
 
 

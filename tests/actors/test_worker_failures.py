@@ -18,7 +18,7 @@ from rstar_ray.chat.template import Reading
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
-from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, submit, worker
+from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, serving, submit
 from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, request
 
 
@@ -62,36 +62,30 @@ async def test_a_balancer_that_is_stopped_for_longer_than_any_call_waits_ends_no
     monkeypatch.setattr(worker_module, "CALL_DEADLINE_S", 0.02)
     monkeypatch.setattr(worker_module, "ORDERS_WAIT_S", 0.02)
     balancer = Stopped(method)
-    one = worker(balancer)  # type: ignore[arg-type]
-    await one.start()
-    await one.serve()
-    if method == "next_orders":  # else it would have no work to report
-        await balancer.is_given_up(2)
-        balancer.resumed.set()
-    await submit(balancer, requests(20))  # type: ignore[arg-type]
-    found = await collect(one, 20)
-    if method == "report":
-        await balancer.is_given_up(2)
-        balancer.resumed.set()
-    assert found.keys() == {f"r{i}" for i in range(20)}
-    await drained(balancer.now)
-    snapshot = await balancer.now.snapshot()
-    assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (20, 0, 0)
-    assert not [load for load in snapshot.replicas if load.quarantine]
-    await one.close()
+    async with serving(balancer) as one:
+        if method == "next_orders":  # else it would have no work to report
+            await balancer.is_given_up(2)
+            balancer.resumed.set()
+        await submit(balancer, requests(20))  # type: ignore[arg-type]
+        found = await collect(one, 20)
+        if method == "report":
+            await balancer.is_given_up(2)
+            balancer.resumed.set()
+        assert found.keys() == {f"r{i}" for i in range(20)}
+        await drained(balancer.now)
+        snapshot = await balancer.now.snapshot()
+        assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (20, 0, 0)
+        assert not [load for load in snapshot.replicas if load.quarantine]
 
 
 async def test_a_balancer_that_is_stopped_while_a_worker_registers_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker_module, "CALL_DEADLINE_S", 0.02)
     balancer = Stopped("register")
-    one = worker(balancer)  # type: ignore[arg-type]
-    await one.start()
-    await one.serve()
-    await balancer.is_given_up(3)
-    balancer.resumed.set()
-    await submit(balancer, requests(3))  # type: ignore[arg-type]
-    assert len(await collect(one, 3)) == 3
-    await one.close()
+    async with serving(balancer) as one:
+        await balancer.is_given_up(3)
+        balancer.resumed.set()
+        await submit(balancer, requests(3))  # type: ignore[arg-type]
+        assert len(await collect(one, 3)) == 3
 
 
 class OddEngine(FakeEngine):
@@ -141,19 +135,16 @@ async def test_a_rollout_that_cannot_be_played_is_dropped_by_name_and_the_others
     parts: dict[str, Any], reason: str
 ):
     balancer = BalancerService()
-    one = worker(balancer, **parts)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(5))
-    found = await collect(one, 5)
-    dropped = [end for end in found.values() if isinstance(end, DroppedRollout)]
-    assert [end.rollout_id for end in dropped] == ["r1"]
-    assert dropped[0].reason.startswith(f"rollout r1: {reason}")
-    await drained(balancer)
-    assert (await balancer.snapshot()).in_flight == 0
-    await submit(balancer, [request(adding_problems(1)[0], rollout_id="later")])
-    assert isinstance((await collect(one, 1))["later"], TrajectorySummary)
-    await one.close()
+    async with serving(balancer, **parts) as one:
+        await submit(balancer, requests(5))
+        found = await collect(one, 5)
+        dropped = [end for end in found.values() if isinstance(end, DroppedRollout)]
+        assert [end.rollout_id for end in dropped] == ["r1"]
+        assert dropped[0].reason.startswith(f"rollout r1: {reason}")
+        await drained(balancer)
+        assert (await balancer.snapshot()).in_flight == 0
+        await submit(balancer, [request(adding_problems(1)[0], rollout_id="later")])
+        assert isinstance((await collect(one, 1))["later"], TrajectorySummary)
 
 
 class FullDisk(TurnJournal):
@@ -170,20 +161,17 @@ class FullDisk(TurnJournal):
 async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     balancer, engine = BalancerService(), FakeEngine()
     journal = FullDisk(tmp_path, "generation/0-life")
-    one = worker(balancer, engine=engine, journal=JournalWriter(journal, where="runs/x/journal"))
-    await one.start()
-    await one.serve()
-    for version in range(3):
-        journal.full = version < 2
-        await one.swap(engine.update_weights(version, [], ""))
-        wanted = [replace(asked, rollout_id=f"stage1/{version}/{asked.rollout_id}") for asked in requests(8)]
-        await submit(balancer, wanted)
-        found = await collect(one, 8)
-        assert all(isinstance(end, TrajectorySummary) for end in found.values())
-        await drained(balancer)
-    assert caplog.messages == [
-        "runs/x/journal cannot be written ([Errno 28] No space left on device): turns that finish now are sampled "
-        "again if this worker dies",
-        "runs/x/journal is written again",
-    ]
-    await one.close()
+    async with serving(balancer, engine=engine, journal=JournalWriter(journal, where="runs/x/journal")) as one:
+        for version in range(3):
+            journal.full = version < 2
+            await one.swap(engine.update_weights(version, [], ""))
+            wanted = [replace(asked, rollout_id=f"stage1/{version}/{asked.rollout_id}") for asked in requests(8)]
+            await submit(balancer, wanted)
+            found = await collect(one, 8)
+            assert all(isinstance(end, TrajectorySummary) for end in found.values())
+            await drained(balancer)
+        assert caplog.messages == [
+            "runs/x/journal cannot be written ([Errno 28] No space left on device): turns that finish now are sampled "
+            "again if this worker dies",
+            "runs/x/journal is written again",
+        ]
