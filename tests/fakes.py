@@ -44,7 +44,8 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
-from scheduler.records import Cancel, Grant, Move, Registration
+from scheduler.balancer import Balancer
+from scheduler.records import Cancel, Grant, Move, Registration, RolloutLoad
 
 A = TypeVar("A")
 END = 0  # the end-of-turn token
@@ -57,6 +58,30 @@ def registration(
     return Registration(
         replica_id=name, kv_capacity_tokens=capacity, max_running=max_running, block_tokens=block_tokens, **rest
     )
+
+
+def load(
+    name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0, made: int = 0
+) -> RolloutLoad:
+    """The load of a rollout that has sampled `made` tokens."""
+    return RolloutLoad(
+        rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4,
+        context_tokens=context, generated_tokens=made,
+    )  # fmt: skip
+
+
+def fleet(rule: str, *capacities: int, max_running: int = 64) -> Balancer:
+    """A balancer with a replica for each of these numbers of KV tokens, named r0, r1, ..."""
+    balancer = Balancer(rule)
+    for number, capacity in enumerate(capacities):
+        balancer.register(registration(f"r{number}", capacity, max_running=max_running))
+    return balancer
+
+
+def placements(balancer: Balancer) -> dict[str, str]:
+    """The replicas of the rollouts that it admits now."""
+    admissions, _ = balancer.decide()
+    return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,10 @@ from rstar_ray.checkpointing import BALANCER_STATE
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import Stopped
 from rstar_ray.run_dir.durable import read_json
-from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, write_manifest
 from rstar_ray.run_dir.verify_run import faults
-from rstar_ray.stages import run_rl
-from tests.fakes import Published, SkilledPolicy, adding_problems, fake_context, in_run
-from tests.rstar_ray.test_stages import stage
+from tests.fakes import Published, SkilledPolicy, fake_context
+from tests.rstar_ray.test_stages import stage, train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 CONFIG = stage("stage1", steps=4, checkpoint__every_steps=2)
@@ -48,8 +46,7 @@ class Life:
         self.loaded.append((self.published[-1][0], saved))
 
     async def run(self, config: RunConfig = CONFIG) -> None:
-        with RunDir.open(self.path, config.stage, asdict(config)) as run_dir:
-            await run_rl(config, adding_problems(40), in_run(self.context, run_dir))
+        await train(config, self.path, self.context)
 
     async def stopped_after(self, steps: int) -> None:
         self.context = replace(self.context, stop_requested=lambda: len(self.published) > steps)

@@ -13,8 +13,8 @@ from rstar_ray.run_dir.__main__ import main
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.verify_run import faults
-from rstar_ray.stages import run_rl
 from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
+from tests.rstar_ray.test_stages import train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
@@ -31,9 +31,8 @@ HELDOUT = adding_problems(2, seed=1)
 async def trained(path: Path, stage: str, **values: object) -> None:
     config = with_values(SMALL, {"stage": stage, **values})
     context = fake_context(SkilledPolicy())
-    with RunDir.open(path, stage, asdict(config)) as run_dir:
-        end = await run_rl(config, adding_problems(6), in_run(context, run_dir), heldout=HELDOUT)
-        await run_evaluation(config, {HELD_OUT: HELDOUT}, in_run(context, run_dir), step=end.step)
+    end = await train(config, path, context, adding_problems(6), heldout=HELDOUT)
+    await run_evaluation(config, {HELD_OUT: HELDOUT}, in_run(context, path), step=end.step)
 
 
 def files(path: Path) -> dict[str, bytes]:

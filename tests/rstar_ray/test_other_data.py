@@ -14,9 +14,9 @@ from rstar_ray.errors import ConfigError, Stopped
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
-from rstar_ray.stages import run_rl, run_sft
-from rstar_ray.trajectory import Problem
+from rstar_ray.stages import run_sft
 from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
+from tests.rstar_ray.test_stages import train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
@@ -31,17 +31,6 @@ SMALL = with_values(
 PROBLEMS = adding_problems(8)
 
 
-async def trained(config: RunConfig, problems: Sequence[Problem], path: Path, *, stops_after: int = 0) -> None:
-    context = fake_context(SkilledPolicy())
-    with RunDir.open(path, config.stage, asdict(config)) as run_dir:
-        if stops_after:
-            context = replace(context, stop_requested=lambda: run_dir.newest_checkpoint(config.stage) is not None)
-            with pytest.raises(Stopped):
-                await run_rl(config, problems, in_run(context, run_dir))
-        else:
-            await run_rl(config, problems, in_run(context, run_dir))
-
-
 OTHERS = {
     "edited": [replace(PROBLEMS[0], problem="1+1"), *PROBLEMS[1:]],
     "with another answer": [*PROBLEMS[:-1], replace(PROBLEMS[-1], answer="7")],
@@ -53,29 +42,31 @@ OTHERS = {
 
 @pytest.mark.parametrize("what", OTHERS)
 async def test_a_stage_does_not_continue_with_other_problems(what: str, tmp_path: Path):
-    await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
+    with pytest.raises(Stopped):
+        await train(SMALL, tmp_path, problems=PROBLEMS, stops_after=2)
     before = read_json(tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json")
     with pytest.raises(ConfigError, match=r"--data\.train: stage1 reached step 2 with other problems than mine.jsonl"):
-        await trained(SMALL, OTHERS[what], tmp_path)
-    await trained(SMALL, [replace(problem) for problem in PROBLEMS], tmp_path)
+        await train(SMALL, tmp_path, problems=OTHERS[what])
+    await train(SMALL, tmp_path, problems=[replace(problem) for problem in PROBLEMS])
     ended = read_json(tmp_path / "checkpoints" / "stage1-step-000004" / "progress.json")
     assert ended["data"] == before["data"] == digest_of_problems(PROBLEMS)
 
 
 async def test_a_hard_set_continues_where_only_what_was_not_chosen_changed(tmp_path: Path):
     config = with_values(SMALL, {"stage": "stage3", "drop_solved": True})
-    await trained(config, PROBLEMS, tmp_path, stops_after=1)
+    with pytest.raises(Stopped):
+        await train(config, tmp_path, problems=PROBLEMS, stops_after=2)
     chosen = set(read_json(tmp_path / "stage3-problems.json"))
     write_json(tmp_path / "stage3-problems.json", sorted(chosen - {"add-7"}))  # as if it was always solved
     with pytest.raises(ConfigError, match="stage3 reached step 2 with other problems"):
-        await trained(config, PROBLEMS, tmp_path)
+        await train(config, tmp_path, problems=PROBLEMS)
     write_json(tmp_path / "stage3-problems.json", sorted(chosen))
     (kept,) = [problem for problem in PROBLEMS if problem.id == min(chosen)]
     edited = [replace(problem, problem="1+1") if problem == kept else problem for problem in PROBLEMS]
     with pytest.raises(ConfigError, match="stage3 reached step 2 with other problems"):
-        await trained(config, edited, tmp_path)
+        await train(config, tmp_path, problems=edited)
     others = [problem for problem in PROBLEMS if problem.id in chosen]
-    await trained(config, [*others, replace(kept, id="more")], tmp_path)
+    await train(config, tmp_path, problems=[*others, replace(kept, id="more")])
 
 
 async def test_sft_does_not_continue_with_other_conversations(tmp_path: Path):
@@ -89,9 +80,9 @@ async def test_sft_does_not_continue_with_other_conversations(tmp_path: Path):
 
     with pytest.raises(Stopped):
         await run_on(rows, "a", stops=True)
-    for train, source in ((rows[1:], "a"), (rows, "b"), ([*rows, replace(rows[0], name="said.jsonl:8")], "a")):
+    for others, source in ((rows[1:], "a"), (rows, "b"), ([*rows, replace(rows[0], name="said.jsonl:8")], "a")):
         with pytest.raises(ConfigError, match=r"--sft\.data: sft reached step 1 with other conversations than said"):
-            await run_on(train, source)
+            await run_on(others, source)
     await run_on([replace(row, token_ids=np.arange(9) + 1) for row in rows], "a")  # as on another day
     assert read_json(tmp_path / "checkpoints" / "sft-step-000004" / "progress.json")["data"] == digest_of_rows(
         rows, "a"
@@ -99,7 +90,8 @@ async def test_sft_does_not_continue_with_other_conversations(tmp_path: Path):
 
 
 async def test_a_position_that_does_not_say_what_it_is_in_is_refused_with_its_file(tmp_path: Path):
-    await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
+    with pytest.raises(Stopped):
+        await train(SMALL, tmp_path, problems=PROBLEMS, stops_after=2)
     note = tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json"
     saved = read_json(note)
     for unsaid in ("data", "signs"):

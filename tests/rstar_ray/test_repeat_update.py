@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ from rstar_ray.lines import NEW, line_sizes
 from rstar_ray.outcome import Outcome
 from rstar_ray.replay_update import RecordedStep, export_step, recorded_step, repeat_update, repeatable, rows_of
 from rstar_ray.rollouts import TrainingRow, TrajectoryRef
-from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.stages import run_rl
 from rstar_ray.trajectory import Trajectory
-from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context
 from tests.rstar_ray.fabricate import trajectory
-from tests.rstar_ray.test_stages import stage
+from tests.rstar_ray.test_stages import stage, train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 OPTIONS = {
@@ -68,9 +66,7 @@ async def taken(tmp_path: Path, **options: object) -> tuple[Path, Telling]:
     policy = SkilledPolicy()
     learner = Telling(policy)
     context = fake_context(policy, learner=learner, services={"record": record})
-    config = stage("stage1", steps=3, **OPTIONS, **options)
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), in_run(context, run_dir))
+    await train(stage("stage1", steps=3, **OPTIONS, **options), tmp_path / "run", context)
     return tmp_path / "run", learner
 
 
@@ -86,10 +82,9 @@ async def test_another_policy_before_the_update_is_a_difference(run: tuple[Path,
 def test_steps_that_can_be_repeated_are_listed(run: tuple[Path, Telling], capsys: pytest.CaptureFixture[str]):
     path, _ = run
     assert repeatable(path) == [("stage1", 2), ("stage1", 3)]  # before the first there is no checkpoint here
-    assert replay.main([str(path)]) == 0
-    assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
-    assert replay.main([str(path), "--stage", "stage1"]) == 0
-    assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
+    for options in ([], ["--stage", "stage1"]):
+        assert replay.main([str(path), *options]) == 0
+        assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
     assert replay.main([str(path), "--stage", "stage2"]) == 2
     assert "has no step of stage2 with its trajectories" in capsys.readouterr().err
 

@@ -16,9 +16,8 @@ from rstar_ray.run_dir.durable import append_row, read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
 from rstar_ray.stage_progress import DataPosition, StageProgress
-from rstar_ray.stages import run_rl
-from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
-from tests.rstar_ray.test_stages import stage
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, fake_context, in_run
+from tests.rstar_ray.test_stages import stage, train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 CONFIG = stage("stage1", steps=6, checkpoint__every_steps=2, checkpoint__keep=3)
@@ -103,9 +102,8 @@ async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_th
 async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_path: Path):
     learner = SlowLearner(SkilledPolicy())
     asyncio.get_running_loop().call_later(0.3, learner.may_write.set)
-    context = replace(fake_context(learner.policy, learner=learner), stop_requested=lambda: True)
-    with RunDir.open(tmp_path, "stage1", asdict(CONFIG)) as run_dir, pytest.raises(Stopped, match="after step 1"):
-        await run_rl(CONFIG, adding_problems(40), in_run(context, run_dir))
+    with pytest.raises(Stopped, match="after step 1"):
+        await train(CONFIG, tmp_path, fake_context(learner.policy, learner=learner), stops_after=0)
     assert steps(RunDir(tmp_path)) == [1]
 
 

@@ -1,7 +1,6 @@
 """External sinks receive the same metrics as TensorBoard; a package that is not installed is a fake here."""
 
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,11 +10,8 @@ import pytest
 from rstar_ray.config import with_values
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.errors import ConfigError, Stopped
-from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.sinks import refuse_missing_sink
-from rstar_ray.stages import run_rl
-from tests.fakes import SkilledPolicy, adding_problems, fake_context
-from tests.rstar_ray.test_stages import stage
+from tests.rstar_ray.test_stages import stage, train
 
 
 class FakeRun:
@@ -61,8 +57,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandB:
 
 async def test_a_stage_hands_its_numbers_on_with_its_settings(tmp_path: Path, wandb: FakeWandB):
     config = with_values(stage("stage1", steps=2), {"telemetry.wandb": "maths"})
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+    await train(config, tmp_path / "run")
     (run,) = wandb.runs
     assert [row["stage1/step"] for row in run.logged] == [1, 2]
     assert "stage1/reward_mean" in run.logged[0] and "stage1/entropy" in run.logged[0]
@@ -127,11 +122,9 @@ async def test_trackio_and_mlflow_get_each_step_and_a_resumed_run_is_the_same_ru
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     config = with_values(stage("stage1", steps=2), {"telemetry.trackio": "maths", "telemetry.mlflow": "maths"})
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        stopped = replace(fake_context(SkilledPolicy(), run_dir=run_dir), stop_requested=lambda: True)
-        with pytest.raises(Stopped):
-            await run_rl(config, adding_problems(40), stopped)
-        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+    with pytest.raises(Stopped):
+        await train(config, tmp_path / "run", stops_after=0)
+    await train(config, tmp_path / "run")
     assert trackio.steps == [("run-stage1", 1), ("run-stage1", 2)] and len(trackio.finished) == 2
     assert trackio.given[1]["resume"] == "allow" and trackio.given[1]["config"]["steps"] == 2
     assert mlflow.runs == ["run-0", "run-0"] and mlflow.steps == [("run-0", 1), ("run-0", 2)]

@@ -3,7 +3,7 @@ import errno
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rstar_ray.rollouts import (
 )
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.run_dir.verify_run import faults
@@ -73,6 +73,7 @@ STAGES = ("stage1", "stage2", "stage3")
 class Stop(Exception): ...
 
 
+PROBLEMS = adding_problems(40)
 HELDOUT = {"held-out": adding_problems(30, seed=1)}
 
 
@@ -80,14 +81,31 @@ def stage(name: str, **values: object) -> RunConfig:
     return with_values(SMALL, {"stage": name, **{key.replace("__", "."): value for key, value in values.items()}})
 
 
+async def train(
+    config: RunConfig,
+    path: Path,
+    context: RunContext | None = None,
+    problems: Sequence[Problem] = PROBLEMS,
+    *,
+    stops_after: int | None = None,
+    heldout: Sequence[Problem] = (),
+) -> Checkpoint:
+    """The stage, in this run directory; it is asked to stop after so many of its steps."""
+    context = context or fake_context(SkilledPolicy())
+    with RunDir.open(path, config.stage, asdict(config)) as run_dir:
+        if stops_after is not None:
+            rows = run_dir.path / "metrics.jsonl"
+            context = replace(context, stop_requested=lambda: len(read_rows(rows)) >= stops_after)
+        return await run_rl(config, problems, in_run(context, run_dir), heldout=heldout)
+
+
 async def run_stage(
     config: RunConfig, policy: SkilledPolicy, path: Path, *, learner: SkillLearner | None = None
 ) -> None:
     context = fake_context(policy, learner=learner)
-    with RunDir.open(path, config.stage, asdict(config)) as run_dir:
-        checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
-        if not evaluated(run_dir, config.stage, checkpoint.step):
-            await run_evaluation(config, HELDOUT, in_run(context, run_dir), step=checkpoint.step)
+    checkpoint = await train(config, path, context)
+    if not evaluated(RunDir(path), config.stage, checkpoint.step):
+        await run_evaluation(config, HELDOUT, in_run(context, path), step=checkpoint.step)
 
 
 @pytest.mark.long
@@ -115,14 +133,13 @@ async def test_a_version_names_one_set_of_weights_over_a_whole_run_and_is_sent_o
     examples = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool)) for _ in range(20)]
     await context.services.publish(0)  # what the run starts from
     for config in (stage("sft"), stage("stage1", steps=3), stage("stage2", steps=2)):
-        with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
-            if config.stage == "sft":
+        if config.stage == "sft":
+            with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
                 checkpoint = await run_sft(config, examples, [], in_run(context, run_dir))
-            else:
-                checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
-            await context.services.publish(
-                read_json(checkpoint.path / "progress.json")["policy_version"]
-            )  # to be evaluated
+        else:
+            checkpoint = await train(config, tmp_path / "run", context)
+        version = read_json(checkpoint.path / "progress.json")["policy_version"]
+        await context.services.publish(version)  # to be evaluated
     assert [(version, steps) for version, _, _, steps in published] == [(n, n) for n in (0, 6, 7, 8, 9, 10, 11)]
 
 
@@ -142,9 +159,8 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     monkeypatch.setattr(metrics, "TensorBoard", NoTensorBoard)
     config = stage("stage1", steps=2)
     context = fake_context(SkilledPolicy(), services={"record": fail, "balancer_stats": fail, "memory_bytes": gone})
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), in_run(context, run_dir))
-        await run_evaluation(config, {"held-out": adding_problems(4)}, in_run(context, run_dir), step=2)
+    await train(config, tmp_path / "run", context)
+    await run_evaluation(config, {"held-out": adding_problems(4)}, in_run(context, tmp_path / "run"), step=2)
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1", 2)
     lines = [line for line in logged if "is skipped" in line]
     assert {line.split(" is skipped: ")[0] for line in lines} == {
@@ -161,7 +177,7 @@ async def test_a_run_continues_without_its_rows_of_metrics_and_says_so(tmp_path:
     config = stage("stage1", steps=3)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
-        checkpoint = await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+        checkpoint = await run_rl(config, PROBLEMS, fake_context(SkilledPolicy(), run_dir=run_dir))
     assert checkpoint.step == 3 and sum("reward" in line for line in logged) == 3
     assert [line.split(" is skipped: ")[0] for line in logged if "is skipped" in line] == ["metrics.jsonl of stage1"]
 
@@ -195,7 +211,7 @@ async def test_a_ledger_that_may_hold_rows_of_steps_that_are_done_again_ends_the
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "ledger.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
         with pytest.raises(ConfigError, match=r"ledger\.jsonl, line 2: not JSON .* Hint: restore it from a backup"):
-            await run_rl(config, adding_problems(40), fake_context(policy, run_dir=run_dir))
+            await run_rl(config, PROBLEMS, fake_context(policy, run_dir=run_dir))
     assert policy.policy_version == 0 and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -207,12 +223,9 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
     policy = SkilledPolicy()
     for name in ("stage1", "stage2"):
         config = stage(name, evaluate__every_steps=4, steps=8)
-        with RunDir.open(tmp_path / "run", name, asdict(config)) as run_dir:
-            context = fake_context(policy)
-            checkpoint = await run_rl(
-                config, adding_problems(40), in_run(context, run_dir), heldout=HELDOUT["held-out"]
-            )
-            await run_evaluation(config, HELDOUT, in_run(context, run_dir), step=checkpoint.step)
+        context = fake_context(policy)
+        checkpoint = await train(config, tmp_path / "run", context, heldout=HELDOUT["held-out"])
+        await run_evaluation(config, HELDOUT, in_run(context, tmp_path / "run"), step=checkpoint.step)
     # Stage 2 starts with what stage 1 ended with: that point of the curve is there already.
     steps = [("stage1", 0), ("stage1", 4), ("stage1", 8), ("stage2", 4), ("stage2", 8)]
     assert evaluations(tmp_path / "run") == [(*at, "held-out") for at in steps]
@@ -231,23 +244,18 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_continues_from_i
         if " 7/8" in line:
             raise Stop
 
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        logged.listeners.append(stop_at_seven)
-        with pytest.raises(Stop):
-            await run_rl(
-                config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir), heldout=HELDOUT["held-out"]
-            )
-        assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]
-        files = len(list(run_dir.results_path.iterdir()))
-        steps: list[int] = []
+    results = RunDir(tmp_path / "run").results_path
+    logged.listeners.append(stop_at_seven)
+    with pytest.raises(Stop):
+        await train(config, tmp_path / "run", heldout=HELDOUT["held-out"])
+    assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]
+    files, steps = len(list(results.iterdir())), list[int]()
 
-        def watch(line: str) -> None:
-            steps.append(len(list(run_dir.results_path.iterdir())))
+    def watch(line: str) -> None:
+        steps.append(len(list(results.iterdir())))
 
-        logged.listeners[:] = [watch]
-        await run_rl(
-            config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir), heldout=HELDOUT["held-out"]
-        )
+    logged.listeners[:] = [watch]
+    await train(config, tmp_path / "run", heldout=HELDOUT["held-out"])
     assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]  # 6 is a new one
     assert (steps[0], files) == (3, 4)
 
@@ -255,8 +263,7 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_continues_from_i
 async def test_a_warm_up_counts_training_steps_however_many_updates_each_is_split_into(tmp_path: Path):
     values = {"optimizer__warmup_steps": 4, "optimizer__learning_rate": 1.0, "reset_optimizer": True, "steps": 6}
     config = stage("stage1", optimizer__updates_per_step=4, prompts_per_step=2, **values)
-    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(skill=0.5), run_dir=run_dir))
+    await train(config, tmp_path, fake_context(SkilledPolicy(skill=0.5)))
     assert [row["lr"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
@@ -267,8 +274,7 @@ async def test_a_stage_warms_up_where_its_optimizer_state_is_fresh(tmp_path: Pat
     (model / "skill.json").write_text("[0.5, 0.3, 0]")
 
     async def rates(path: Path, config: RunConfig) -> list[float]:
-        with RunDir.open(path, config.stage, asdict(config)) as run_dir:
-            await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(skill=0.5), run_dir=run_dir))
+        await train(config, path, fake_context(SkilledPolicy(skill=0.5)))
         return [row["lr"] for row in read_rows(path / "metrics.jsonl") if row["stage"] == config.stage]
 
     first = await rates(tmp_path / "run", stage("stage1", reset_optimizer=True, **values))
@@ -362,11 +368,10 @@ async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them
     learner = Diverging(SkilledPolicy(skill=0.5))
     learner.bad_calls = frozenset({2, 3})
     context = fake_context(learner.policy, learner=learner)
-    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        with pytest.raises(RStarError, match=r"stage1 step 3: 2 updates in a row .* --algorithm\.loss mine:loss\)"):
-            await run_rl(config, adding_problems(40), in_run(context, run_dir))
-        assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [3]
-        checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
+    with pytest.raises(RStarError, match=r"stage1 step 3: 2 updates in a row .* --algorithm\.loss mine:loss\)"):
+        await train(config, tmp_path, context)
+    assert [checkpoint.step for checkpoint in RunDir(tmp_path).checkpoints("stage1")] == [3]
+    checkpoint = await train(config, tmp_path, context)
     assert checkpoint.step == 6 and faults(tmp_path) == []
     assert [row["policy_version"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 1, 1, 2, 3, 4]
 
@@ -382,12 +387,10 @@ class FarOffPolicy(SkillLearner):
 async def test_rl_stops_with_a_checkpoint_where_the_effective_sample_size_stays_low(tmp_path: Path):
     config = stage("stage1", steps=6, algorithm__max_low_ess_steps=2)
     learner = FarOffPolicy(SkilledPolicy(skill=0.5))
-    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        with pytest.raises(
-            RStarError, match=r"stage1 step 4: .*--algorithm\.min-ess 0\.3 in 2 steps .*got 0\.10.*Hint"
-        ):
-            await run_rl(config, adding_problems(40), in_run(fake_context(learner.policy, learner=learner), run_dir))
-        assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [4]
+    said = r"stage1 step 4: .*--algorithm\.min-ess 0\.3 in 2 steps .*got 0\.10.*Hint"
+    with pytest.raises(RStarError, match=said):
+        await train(config, tmp_path, fake_context(learner.policy, learner=learner))
+    assert [checkpoint.step for checkpoint in RunDir(tmp_path).checkpoints("stage1")] == [4]
 
 
 class StoppingRollouts(LocalRollouts):
@@ -481,9 +484,9 @@ async def test_a_stopped_stage_continues_to_the_same_end_as_one_that_was_not(tmp
             raise Stop
 
     config = stage("stage1")
-    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir, pytest.raises(Stop):
-        logged.listeners.append(stop_at_six)
-        await run_rl(config, adding_problems(40), fake_context(stopped, run_dir=run_dir))
+    logged.listeners.append(stop_at_six)
+    with pytest.raises(Stop):
+        await train(config, tmp_path / "run", fake_context(stopped))
     logged.listeners.clear()
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
     assert "stage1: resuming after step 4" in logged
@@ -496,33 +499,22 @@ async def test_a_stopped_stage_continues_to_the_same_end_as_one_that_was_not(tmp
 async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_continues_to_the_same_end(tmp_path: Path):
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "whole")
-    for name, asked_at in (("stopped", 3), ("again", 7)):
-        context = fake_context(SkilledPolicy())
-        with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
-            stopping = replace(
-                context,
-                stop_requested=lambda at=asked_at, run=run_dir: len(read_rows(run.path / "metrics.jsonl")) >= at,
-            )
-            with pytest.raises(Stopped, match=f"stopped after step {asked_at} of stage1, with a checkpoint"):
-                await run_rl(config, adding_problems(40), in_run(stopping, run_dir))
-            newest = run_dir.newest_checkpoint(config.stage)
-            assert newest is not None and newest.step == asked_at, name
+    for asked_at in (3, 7):
+        with pytest.raises(Stopped, match=f"stopped after step {asked_at} of stage1, with a checkpoint"):
+            await train(config, tmp_path / "run", stops_after=asked_at)
+        newest = RunDir(tmp_path / "run").newest_checkpoint(config.stage)
+        assert newest is not None and newest.step == asked_at
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
     assert faults(tmp_path / "run") == []
     ours, theirs = ((tmp_path / name / "ledger.jsonl").read_text() for name in ("run", "whole"))
     assert ours == theirs and ours.count("\n") == config.steps
+    (tmp_path / "run" / "finished" / "stage1.json").unlink()  # stopped between its checkpoint and the mark
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    assert RunDir(tmp_path / "run").finished_checkpoint("stage1") is not None
     whole, stopped = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
     assert [(row["step"], row["reward_mean"]) for row in stopped] == [
         (row["step"], row["reward_mean"]) for row in whole
     ]
-
-
-async def test_a_stop_between_the_last_checkpoint_and_its_mark_continues(tmp_path: Path):
-    config = stage("stage1")
-    await run_stage(config, SkilledPolicy(), tmp_path / "run")
-    (tmp_path / "run" / "finished" / "stage1.json").unlink()
-    await run_stage(config, SkilledPolicy(), tmp_path / "run")
-    assert RunDir(tmp_path / "run").finished_checkpoint("stage1") is not None
 
 
 @pytest.mark.parametrize("begun", ["stage1", "stage2"], ids=["its own", "the stage's before"])
@@ -538,10 +530,8 @@ async def test_the_loop_turns_while_the_checkpoint_that_a_stage_starts_from_is_r
         return hash_of(path)
 
     monkeypatch.setattr(manifest, "checksum", once_turned)
-    config = stage(begun, steps=1)
-    with RunDir.open(tmp_path / "run", begun, asdict(config)) as run_dir:
-        asyncio.get_running_loop().call_soon(turned.set)
-        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+    asyncio.get_running_loop().call_soon(turned.set)
+    await train(stage(begun, steps=1), tmp_path / "run")
     assert {"skill.json", "progress.json"} <= hashed
 
 
@@ -562,7 +552,7 @@ async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_not
 
     monkeypatch.setattr("rstar_ray.run_dir.folder.damage", damaged_in_the_end)
     start = asyncio.ensure_future(
-        run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir)),
+        run_rl(config, PROBLEMS, fake_context(SkilledPolicy(), run_dir=run_dir)),
     )
     await reads.wait()
     start.cancel()
@@ -590,10 +580,8 @@ async def test_a_step_draws_other_problems_for_groups_without_a_signal(tmp_path:
     for name, rounds in (("without", 0), ("with", 2), ("again", 2)):
         config = stage("stage1", algorithm__refill_rounds=rounds, **values)
         if name == "again":  # stopped once, and started again
-            with RunDir.open(tmp_path / name, config.stage, asdict(config)) as run_dir:
-                stopping = replace(fake_context(SkilledPolicy(skill=0.9)), stop_requested=lambda: True)
-                with pytest.raises(Stopped):
-                    await run_rl(config, adding_problems(40), in_run(stopping, run_dir))
+            with pytest.raises(Stopped):
+                await train(config, tmp_path / name, fake_context(SkilledPolicy(skill=0.9)), stops_after=0)
         await run_stage(config, SkilledPolicy(skill=0.9), tmp_path / name)
         assert faults(tmp_path / name) == []
         rows[name] = read_rows(tmp_path / name / "ledger.jsonl")
@@ -621,13 +609,8 @@ async def test_problems_that_were_all_right_are_not_drawn_again_for_some_steps(t
     policy, learner = alike()
     await run_stage(config, policy, tmp_path / "whole", learner=learner)
     policy, learner = alike()
-    with RunDir.open(tmp_path / "stopped", config.stage, asdict(config)) as run_dir:
-        stopping = replace(
-            fake_context(policy, learner=learner),
-            stop_requested=lambda: len(read_rows(run_dir.path / "metrics.jsonl")) >= 6,
-        )
-        with pytest.raises(Stopped):
-            await run_rl(config, adding_problems(40), in_run(stopping, run_dir))
+    with pytest.raises(Stopped):
+        await train(config, tmp_path / "stopped", fake_context(policy, learner=learner), stops_after=6)
     await run_stage(config, policy, tmp_path / "stopped", learner=learner)
     whole, stopped = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "stopped"))
     assert whole == stopped and faults(tmp_path / "whole") == []
@@ -645,20 +628,15 @@ async def test_problems_that_were_all_right_are_not_drawn_again_for_some_steps(t
 
 
 async def test_a_mix_is_drawn_alike_where_the_run_was_stopped_between_and_where_draws_run_ahead(tmp_path: Path):
-    problems = [replace(one, family="ab"[i % 8 == 0]) for i, one in enumerate(adding_problems(40))]
+    problems = [replace(one, family="ab"[i % 8 == 0]) for i, one in enumerate(PROBLEMS)]
     drawn: dict[str, list[Counter[str]]] = {}
     for name, staleness in (("whole", 0), ("stopped", 0), ("ahead", 2)):
         values = {"data__mix": ("a=3", "b=1"), "data__mix_floor": 1, "algorithm__refill_rounds": 1}
         config = stage("stage1", steps=6, staleness=staleness, checkpoint__every_steps=1, **values)
-        with RunDir.open(tmp_path / name, config.stage, asdict(config)) as run_dir:
-            if name == "stopped":
-                stopping = replace(
-                    fake_context(SkilledPolicy()),
-                    stop_requested=lambda path=run_dir.path: len(read_rows(path / "metrics.jsonl")) >= 3,
-                )
-                with pytest.raises(Stopped):
-                    await run_rl(config, problems, in_run(stopping, run_dir))
-            await run_rl(config, problems, in_run(fake_context(SkilledPolicy()), run_dir))
+        if name == "stopped":
+            with pytest.raises(Stopped):
+                await train(config, tmp_path / name, problems=problems, stops_after=3)
+        await train(config, tmp_path / name, problems=problems)
         families = {one.id: one.family for one in problems}
         drawn[name] = []
         for row in read_rows(tmp_path / name / "ledger.jsonl"):
@@ -691,19 +669,15 @@ async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_neve
 async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_counts_once(tmp_path: Path):
     for name, execute in (("lossy", UnreliableSandbox(fails_every=9)), ("whole", AddingSandbox())):
         context = fake_context(SkilledPolicy(), execute=execute)
-        with RunDir.open(tmp_path / name, "stage1", asdict(SMALL)) as run_dir:
-            await run_evaluation(SMALL, {"held-out": adding_problems(30)}, in_run(context, run_dir), step=3)
+        await run_evaluation(SMALL, {"held-out": adding_problems(30)}, in_run(context, tmp_path / name), step=3)
     lossy, whole = (read_rows(tmp_path / name / "evaluations.jsonl") for name in ("lossy", "whole"))
     assert lossy == whole and lossy[0]["num_problems"] == 30
 
 
 async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: Path):
     context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
-    with (
-        RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
-        pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"),
-    ):
-        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
+    with pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"):
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, tmp_path), step=3)
 
 
 async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():
@@ -756,9 +730,8 @@ async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_traine
             left_out = (LeftOut(rows[0].rollout_id, "too long"),)
             return replace(result, left_out=left_out, applied=self.applies, reason="" if self.applies else "NaN")
 
-    context = fake_context(SkilledPolicy())
     choosy = Choosy(SkilledPolicy())
-    context = replace(context, learner=choosy)
+    context = fake_context(SkilledPolicy(), learner=choosy)
     record = await one_step(adding_problems(4), context, SMALL, step=1)
     (batch,) = choosy.batches
     assert (count(record)[RolloutStatus.LEFT_OUT], count(record)[RolloutStatus.TRAINED]) == (1, len(batch))
@@ -791,11 +764,12 @@ def test_every_sibling_has_its_own_seed_and_the_same_in_the_next_run():
     assert first == rollout_requests(adding_problems(3), SMALL, name=1, siblings=4)
 
 
+@dataclass
 class HangingJudge(LocalRollouts):
     """Ends every rollout; of some siblings the answers cannot be judged, however often they are asked for."""
 
     hangs: tuple[str, ...] = ("0-add-0/1", "1-add-1/0")
-    asked = 0
+    asked: int = 0
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
         async for end in super().run(requests):
@@ -812,34 +786,26 @@ async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_count
     judging = HangingJudge(policy)
     context = replace(fake_context(policy), rollouts=judging)
     config = with_values(SMALL, {"evaluate.samples": 2})
-    with RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir:
-        problems = {"held-out": adding_problems(4)}
-        (result,) = await run_evaluation(config, problems, in_run(context, run_dir), step=3)
-        assert judging.asked == 8 + 2 + 2
-        (again,) = await run_evaluation(config, problems, in_run(context, run_dir), step=3)
-        assert judging.asked == 8 + 2 + 2 and again == result  # their rows are there, and nothing is asked again
-        (row, _) = read_rows(run_dir.evaluations_path)
+    problems = {"held-out": adding_problems(4)}
+    (result,) = await run_evaluation(config, problems, in_run(context, tmp_path), step=3)
+    assert judging.asked == 8 + 2 + 2
+    (again,) = await run_evaluation(config, problems, in_run(context, tmp_path), step=3)
+    assert judging.asked == 8 + 2 + 2 and again == result  # their rows are there, and nothing is asked again
+    (row, _) = read_rows(RunDir(tmp_path).evaluations_path)
     assert (result.num_unjudged, row["num_unjudged"], result["avg_at_k"]) == (2, 2, 6 / 8)
     assert "2 of 8 answers of held-out could not be judged, such as of problem 'add-0': judging: it hung" in logged[-2]
 
 
 async def test_a_set_of_which_most_cannot_be_judged_has_no_figures(tmp_path: Path):
     policy = SkilledPolicy(skill=1.0, slip=0.0)
-    judging = HangingJudge(policy)
-    judging.hangs = ("",)
-    context = replace(fake_context(policy), rollouts=judging)
-    with (
-        RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
-        pytest.raises(RStarError, match=r"could not be judged.*fix the reward, delete .*\.jsonl"),
-    ):
-        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
+    context = replace(fake_context(policy), rollouts=HangingJudge(policy, hangs=("",)))
+    with pytest.raises(RStarError, match=r"could not be judged.*fix the reward, delete .*\.jsonl"):
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, tmp_path), step=3)
 
 
 async def test_what_cannot_be_judged_is_dropped_from_a_step_with_its_reason():
     policy = SkilledPolicy()
-    context = fake_context(policy)
-    judging = HangingJudge(policy)
-    context = replace(context, rollouts=judging)
+    context = replace(fake_context(policy), rollouts=HangingJudge(policy))
     record = await one_step(adding_problems(2), context, SMALL, step=1)
     assert [one.reason for one in record.dropped] == ["judging: it hung"] * 2
 
@@ -861,8 +827,7 @@ async def test_rollouts_of_later_steps_run_ahead_within_the_bound(tmp_path: Path
     policy = SkilledPolicy()
     learner = Recorded(policy)
     config = stage("stage1", steps=8, staleness=staleness)
-    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), fake_context(policy, learner=learner, run_dir=run_dir))
+    await train(config, tmp_path, fake_context(policy, learner=learner))
     assert max(learner.ages) == staleness and learner.ages[0] == 0
     assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [*range(1, 9)]
     assert faults(tmp_path) == []
@@ -871,8 +836,7 @@ async def test_rollouts_of_later_steps_run_ahead_within_the_bound(tmp_path: Path
 async def test_rollouts_ahead_of_a_stages_early_end_are_abandoned_by_id(tmp_path: Path):
     context = fake_context(SkilledPolicy(skill=1.0, slip=0.0))
     config = stage("stage1", steps=12, staleness=2, until="solved")
-    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
+    checkpoint = await train(config, tmp_path, context)
     *before, last = read_rows(tmp_path / "ledger.jsonl")
     assert last["step"] == checkpoint.step < 11 and all("abandoned" not in row for row in before)
     draws = Counter(name.split("/")[1] for name in last["ids"]["abandoned"])
@@ -885,7 +849,7 @@ async def test_another_staleness_and_one_beyond_the_stage_are_logged(tmp_path: P
         config = stage("stage1", steps=steps, staleness=staleness)
         with RunDir.open(tmp_path, "stage1", asdict(config), may_differ=("staleness", "steps")) as run_dir:
             (run_dir.path / "finished" / "stage1.json").unlink(missing_ok=True)
-            await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
+            await run_rl(config, PROBLEMS, fake_context(SkilledPolicy(), run_dir=run_dir))
     warnings = [line for line in logged if "--staleness" in line]
     assert len(warnings) == 2 and "5 now, 0 when" in warnings[0] and "4 steps" in warnings[1]
 

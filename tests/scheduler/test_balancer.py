@@ -5,15 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.records import Grant, ReplicaLoad, RolloutLoad, TurnReport
-from tests.fakes import registration
-
-
-def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0) -> RolloutLoad:
-    return RolloutLoad(
-        rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4,
-        context_tokens=context,
-    )  # fmt: skip
+from scheduler.records import Grant, ReplicaLoad, TurnReport
+from tests.fakes import fleet, load, placements, registration
 
 
 def end(name: str, tokens: int, *, truncated: bool = False) -> TurnReport:
@@ -22,24 +15,12 @@ def end(name: str, tokens: int, *, truncated: bool = False) -> TurnReport:
     )
 
 
-def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
-    balancer = Balancer(rule)
-    for index in range(replicas):
-        balancer.register(registration(f"r{index}", capacity, max_running=max_running, block_tokens=16))
-    return balancer
-
-
-def placements(balancer: Balancer) -> dict[str, str]:
-    admissions, _ = balancer.decide()
-    return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody_waiting(rule: str):
     balancer = Balancer(rule)
     balancer.submit([load("big", prompt=5_000)])
     balancer.submit([load("x", group="x")])
-    balancer.register(registration("r0", 1_000, max_running=8, block_tokens=16))
+    balancer.register(registration("r0", 1_000))
     assert placements(balancer) == {"x": "r0"}
     assert balancer.snapshot().too_large == ("big",)
     balancer.cancel(["big"])
@@ -47,8 +28,8 @@ def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody
 
 
 def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_roomier():
-    balancer = fleet("expected_kv", replicas=1, capacity=600)
-    balancer.register(registration("large", 2_000, max_running=8, block_tokens=16))
+    balancer = fleet("expected_kv", 600)
+    balancer.register(registration("large", 2_000))
     balancer.report("large", load=ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
     balancer.submit([load("big", prompt=900)])
     assert placements(balancer) == {"big": "large"}
@@ -68,7 +49,7 @@ def test_a_replica_whose_report_cannot_be_true_gets_no_more_work(
     report: ReplicaLoad, problem: str, caplog: pytest.LogCaptureFixture
 ):
     balancer = Balancer()
-    balancer.register(registration("r0", 1_000, max_running=8, block_tokens=16, policy_version=5))
+    balancer.register(registration("r0", 1_000, policy_version=5))
     balancer.report("r0", load=report)
     (line,) = caplog.messages
     assert problem in line
@@ -80,16 +61,14 @@ def test_a_replica_whose_report_cannot_be_true_gets_no_more_work(
 @pytest.mark.parametrize(("context", "generated"), [(10**7, 10**7), (101, 20), (100, 85), (-5, -9)])
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_replica_whose_rollout_is_too_long_gets_no_more_work(rule: str, context: int, generated: int, ended: bool):
-    balancer = fleet(rule, replicas=1)
+    balancer = fleet(rule, 1_000)
     balancer.submit([load("a")])
     assert placements(balancer) == {"a": "r0"}
+    lengths = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1, ended=ended)
+    balancer.report("r0", [lengths])
     if ended:
-        lengths = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1, ended=True)
-        balancer.report("r0", [lengths])
         assert balancer.snapshot().finished == 1
     else:
-        report = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
-        balancer.report("r0", [report])
         known = balancer.state.rollouts["a"].load
         assert known.context_tokens <= 100 and known.generated_tokens <= 84
     (replica,) = balancer.snapshot().replicas
@@ -99,7 +78,7 @@ def test_a_replica_whose_rollout_is_too_long_gets_no_more_work(rule: str, contex
 
 
 def test_worst_case_reserves_whole_lives_and_waits():
-    balancer = fleet("worst_case", replicas=1, capacity=250)
+    balancer = fleet("worst_case", 250)
     balancer.submit([load("a"), load("b"), load("c")])
     assert set(placements(balancer)) == {"a", "b"}
     balancer.report("r0", [end("a", 3)])
@@ -107,7 +86,7 @@ def test_worst_case_reserves_whole_lives_and_waits():
 
 
 def test_prefix_aware_follows_the_prompt_until_its_replica_is_well_ahead():
-    balancer = fleet("prefix_aware")
+    balancer = fleet("prefix_aware", 1_000, 1_000)
     balancer.submit([load(f"x{i}") for i in range(40)])
     placed = list(placements(balancer).values())
     assert placed[:33] == ["r0"] * 33
@@ -115,13 +94,13 @@ def test_prefix_aware_follows_the_prompt_until_its_replica_is_well_ahead():
 
 
 def test_static_cuts_a_batch_into_equal_runs():
-    balancer = fleet("static")
+    balancer = fleet("static", 1_000, 1_000)
     balancer.submit([load(f"x{i}") for i in range(4)])
     assert placements(balancer) == {"x0": "r0", "x1": "r0", "x2": "r1", "x3": "r1"}
 
 
 def test_most_hashes_stay_where_they_were_when_a_replica_joins():
-    few, more = fleet("consistent_hash", replicas=4), fleet("consistent_hash", replicas=5)
+    few, more = fleet("consistent_hash", *[1_000] * 4), fleet("consistent_hash", *[1_000] * 5)
     for balancer in (few, more):
         balancer.submit([load(f"x{i}") for i in range(200)])
     before, after = placements(few), placements(more)
@@ -129,14 +108,14 @@ def test_most_hashes_stay_where_they_were_when_a_replica_joins():
 
 
 def test_least_requests_counts_what_was_sent_since_the_engines_report():
-    balancer = fleet("least_requests")
+    balancer = fleet("least_requests", 1_000, 1_000)
     balancer.report("r0", load=ReplicaLoad(running=3))
     balancer.submit([load(f"x{i}") for i in range(5)])
     assert sorted(placements(balancer).values()) == ["r0", "r1", "r1", "r1", "r1"]
 
 
 def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
-    balancer = fleet("expected_kv", replicas=1, capacity=10_000)
+    balancer = fleet("expected_kv", 10_000)
     balancer.submit([load(f"{g}{i}", group=g) for g in ("a", "b") for i in range(4)])
     assert len(placements(balancer)) == 8
     for i in range(4):
@@ -157,10 +136,10 @@ def reasons(balancer: Balancer) -> dict[str, str]:
 
 
 def test_a_cached_prompt_and_a_move_are_separate_reasons():
-    balancer = fleet("prefix_aware")
+    balancer = fleet("prefix_aware", 1_000, 1_000)
     balancer.submit([load("a"), load("b")])
     assert list(reasons(balancer).values())[1] == "the prompt is cached there"
-    balancer = fleet("expected_kv", replicas=1)
+    balancer = fleet("expected_kv", 1_000)
     balancer.submit([load("a"), load("b"), load("c", group="other")])
     given = reasons(balancer)
     assert given["b"] == "most room by expected KV, its siblings' prompt being cached there"
@@ -170,7 +149,7 @@ def test_a_cached_prompt_and_a_move_are_separate_reasons():
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "static"])
 def test_rollouts_of_earlier_draws_start_first_whenever_they_came(rule: str):
     """An evaluation, which no step numbers, before all of them."""
-    balancer = fleet(rule, replicas=1, capacity=100_000, max_running=1)
+    balancer = fleet(rule, 100_000, max_running=1)
     for draw in (3, 1, 0, 2):
         names = [f"{draw}/{number}" for number in range(6)]
         balancer.submit([replace(load(name, group=f"{draw}"), draw=draw) for name in names])
@@ -184,7 +163,7 @@ def test_rollouts_of_earlier_draws_start_first_whenever_they_came(rule: str):
 
 def test_counters_hold_while_draws_overlap():
     """There is never a moment without a rollout."""
-    balancer = fleet("expected_kv", replicas=1, capacity=100_000)
+    balancer = fleet("expected_kv", 100_000)
     for draw in range(1, 30):
         balancer.submit([replace(load(f"{draw}/{n}", group=f"{draw}"), draw=draw) for n in range(8)])
         balancer.decide()

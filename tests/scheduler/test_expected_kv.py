@@ -15,6 +15,7 @@ from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica, Rollout
+from tests import fakes
 from tests.fakes import registration
 
 MOST = 8_000
@@ -23,15 +24,8 @@ HORIZONS = [MOST * (k / 19) ** 1.5 for k in range(20)]
 
 def load(name: str, *, prompt: int = 16, response: int = 0, most: int = MOST) -> RolloutLoad:
     """`group/sibling`."""
-    return RolloutLoad(
-        rollout_id=name,
-        group_id=name.partition("/")[0],
-        prompt_tokens=prompt,
-        max_response_tokens=most,
-        max_turns=4,
-        context_tokens=prompt + response,
-        generated_tokens=response,
-    )
+    group, context = name.partition("/")[0], prompt + response
+    return fakes.load(name, group=group, prompt=prompt, most=most, context=context, made=response)
 
 
 class World:

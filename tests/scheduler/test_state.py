@@ -5,34 +5,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.balancer import Balancer
-from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import ReplicaLoad, TurnReport
 from scheduler.state import QueueBlock, Rollout
 from scheduler.statistics import StepStatistics
-from tests.fakes import registration
-
-
-def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0, made: int = 0):
-    return RolloutLoad(
-        rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4,
-        context_tokens=context, generated_tokens=made,
-    )  # fmt: skip
-
-
-def fleet(rule: str, *capacities: int, max_running: int = 64, blocks: int = 16) -> Balancer:
-    balancer = Balancer(rule)
-    for index, capacity in enumerate(capacities):
-        balancer.register(registration(f"r{index}", capacity, max_running=max_running, block_tokens=blocks))
-    return balancer
-
-
-def placements(balancer: Balancer, limit: int | None = None) -> dict[str, str]:
-    admissions, _ = balancer.decide(limit)
-    return {rollout.load.rollout_id: replica.replica_id for rollout, replica in admissions}
-
-
-def report(name: str, context: int, made: int, turn: int = 1) -> TurnReport:
-    return TurnReport(rollout_id=name, context_tokens=context, generated_tokens=made, turn=turn)
+from tests.fakes import fleet, load, placements
 
 
 def test_what_a_replica_reports_is_counted(caplog: pytest.LogCaptureFixture):
@@ -40,7 +16,8 @@ def test_what_a_replica_reports_is_counted(caplog: pytest.LogCaptureFixture):
     balancer.submit([load("a"), load("b", group="h", prompt=33)])
     assert len(placements(balancer)) == 2
     engine = ReplicaLoad(kv_used_tokens=1_000, preemptions=3, steps=50, running=2)
-    balancer.report("r0", [report("a", 60, 40)], load=engine)
+    turn = TurnReport(rollout_id="a", context_tokens=60, generated_tokens=40, turn=1)
+    balancer.report("r0", [turn], load=engine)
     snapshot = balancer.snapshot()
     assert (snapshot.preemptions, snapshot.recomputed_tokens) == (3, 3 * (60 + 33) // 2)
     (replica,) = snapshot.replicas
