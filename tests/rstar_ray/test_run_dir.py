@@ -207,21 +207,22 @@ def test_what_a_rank_of_a_killed_run_still_writes_is_in_nobodys_way(tmp_path: Pa
         assert names(run_dir.checkpoints_path / "stage1-step-000010") == ["manifest.json", "rank0"]
 
 
-def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_invalid_and_takes_no_room(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("wrote", "reported", "said"),
+    [
+        ("state-0", "state-1", "state-1 of learner/rank-1 is not in"),
+        ("state-1", "", r"state-1 is in .*, but no writer reported its checksum"),
+    ],
+)
+def test_a_checkpoint_with_a_missing_or_an_unreported_file_is_invalid_and_takes_no_room(
+    tmp_path: Path, wrote: str, reported: str, said: str
+):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         written = dict[Path, WrittenFile]()
-        missing = pytest.raises(RStarError, match="state-1 of learner/rank-1 is not in")
-        with missing, run_dir.write_checkpoint("stage1", 10, written=written) as folder:
-            (folder / "state-0").write_text("weights")
-            written[folder / "state-1"] = WrittenFile(num_bytes=1, sha256="0", by="learner/rank-1")
-        assert names(run_dir.checkpoints_path) == []
-
-
-def test_a_file_that_nobody_said_to_be_whole_is_not_part_of_a_checkpoint(tmp_path: Path):
-    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        unreported = pytest.raises(RStarError, match=r"state-1 is in .*, but no writer reported its checksum")
-        with unreported, run_dir.write_checkpoint("stage1", 10, written={}) as folder:
-            (folder / "state-1").write_text("wei")
+        with pytest.raises(RStarError, match=said), run_dir.write_checkpoint("stage1", 10, written=written) as folder:
+            (folder / wrote).write_text("weights")
+            if reported:
+                written[folder / reported] = WrittenFile(num_bytes=1, sha256="0", by="learner/rank-1")
         assert names(run_dir.checkpoints_path) == []
 
 
@@ -240,85 +241,58 @@ def test_a_crash_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path)
         assert not killed.exists()
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "no manifest", "torn manifest"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
-    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        write(run_dir, "stage1", 10)
-        write(run_dir, "stage1", 20)
-        folder = tmp_path / "checkpoints" / "stage1-step-000020"
-        match damage:
-            case "shorter":
-                (folder / "rank0" / "state.pt").write_text("wei")
-            case "missing":
-                (folder / "rank0" / "state.pt").unlink()
-            case "no manifest":
-                (folder / "manifest.json").unlink()
-            case _:
-                (folder / "manifest.json").write_text('{"stage": "sta')
-        assert steps(run_dir, "stage1") == [10]
-        write(run_dir, "stage1", 20, text="again")
-        assert (folder / "rank0" / "state.pt").read_text() == "again"
-        assert steps(run_dir, "stage1") == [10, 20]
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "rank0/state.pt"])
-async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(
-    tmp_path: Path, name: str, logged: list[str]
-):
+def test_a_checkpoint_is_written_over_a_damaged_one(tmp_path: Path, name: str):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
-        torn = tmp_path / "checkpoints" / "stage1-step-000020" / name
-        torn.write_bytes(torn.read_bytes()[:3])
-        newest = await run_dir.newest_undamaged_checkpoint("stage1")
-        assert newest is not None and newest.step == 10
-        (line,) = logged
-        assert line.startswith("checkpoint stage1-step-000020 is damaged and is quarantined") and name in line
+        folder = run_dir.checkpoints_path / "stage1-step-000020"
+        (folder / name).unlink()
+        assert steps(run_dir, "stage1") == []
+        write(run_dir, "stage1", 20, text="again")
+        assert steps(run_dir, "stage1") == [20] and (folder / "rank0" / "state.pt").read_text() == "again"
 
 
-async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, logged: list[str]):
-    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
-        write(run_dir, "stage1", 10)
-        write(run_dir, "stage1", 20)
-        (tmp_path / "checkpoints" / "stage1-step-000020" / "rank0" / "state.pt").write_text("weighty")
-        newest = await run_dir.newest_undamaged_checkpoint("stage1")
-        assert newest is not None and newest.step == 10
-        assert logged == [
-            "checkpoint stage1-step-000020 is damaged and is quarantined as damaged-stage1-step-000020: "
-            "rank0/state.pt is damaged: its checksum differs"
-        ]
-        assert steps(run_dir, "stage1") == [10]
-        assert await run_dir.newest_undamaged_checkpoint("sft") is None
-
-
-NOT_WRITTEN = "does not match its own checksum"
-CHANGED = {
-    "a digit": (b'"step": 20', b'"step": 60', NOT_WRITTEN),
-    "the stage": (b'"stage1"', b'"stage2"', NOT_WRITTEN),
-    "a key": (b'"step"', b'"stew"', "has other keys than stage, step, files and sha256"),
-    "its own checksum's name": (b'"sha256": "', b'"sha257": "', "has other keys than stage, step, files and sha256"),
-}
+UNREADABLE = "its manifest.json cannot be read"
+NOT_WRITTEN = "its manifest.json does not match its own checksum"
+OTHER_KEYS = "its manifest.json has other keys than stage, step, files and sha256"
 
 
 @pytest.mark.usefixtures("without_fsync")
-@pytest.mark.parametrize("what", CHANGED)
-async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
-    tmp_path: Path, what: str, logged: list[str]
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("rank0/state.pt", b"", b"", "rank0/state.pt is missing"),
+        ("rank0/state.pt", b"weights", b"wei", "rank0/state.pt has 3 bytes, not 7"),
+        ("rank0/state.pt", b"weights", b"weighty", "rank0/state.pt is damaged: its checksum differs"),
+        ("manifest.json", b"", b"", UNREADABLE),
+        ("manifest.json", b'"files": ', b"", UNREADABLE),
+        ("manifest.json", b'"step": 20', b'"step": 60', NOT_WRITTEN),
+        ("manifest.json", b'"stage1"', b'"stage2"', NOT_WRITTEN),
+        ("manifest.json", b'"step"', b'"stew"', OTHER_KEYS),
+        ("manifest.json", b'"sha256": "', b'"sha257": "', OTHER_KEYS),
+    ],
+)
+async def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, name: str, before: bytes, after: bytes, said: str, logged: list[str]
 ):
-    before, after, said = CHANGED[what]
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         for step in (10, 20):
             write(run_dir, "stage1", step)
-        manifest = run_dir.checkpoints_path / "stage1-step-000020" / "manifest.json"
-        written = manifest.read_bytes()
-        manifest.write_bytes(written.replace(before, after))
-        assert manifest.read_bytes() != written and steps(run_dir, "stage1") == [10]
-        assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path)
+        file = run_dir.checkpoints_path / "stage1-step-000020" / name
+        written = file.read_bytes()
+        file.unlink()
+        if before:
+            assert before in written
+            file.write_bytes(written.replace(before, after))
+        assert steps(run_dir, "stage1") == ([10, 20] if after == b"weighty" else [10])  # which reads no weights
+        assert any(fault.startswith(f"checkpoint stage1-step-000020: {said}") for fault in faults(tmp_path))
         logged.clear()
         newest = await run_dir.newest_undamaged_checkpoint("stage1")
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
         (line,) = logged
-        assert line.endswith(f"is quarantined as damaged-stage1-step-000020: its manifest.json {said}")
+        quarantined = "checkpoint stage1-step-000020 is damaged and is quarantined as damaged-stage1-step-000020: "
+        assert line.startswith(f"{quarantined}{said}") and steps(run_dir, "stage1") == [10]
+        assert await run_dir.newest_undamaged_checkpoint("sft") is None
 
 
 @pytest.mark.usefixtures("without_fsync")
