@@ -822,6 +822,20 @@ class Recorded(SkillLearner):
         return await super().train_rl(rows, lr)
 
 
+async def test_an_evaluation_says_how_many_it_could_not_ask(tmp_path: Path, logged: list[str]):
+    config = with_values(SMALL, {"engine.max_context_tokens": 900})
+    problems = [*adding_problems(3), Problem(id="long", problem="1" * 1_000, answer="1")]
+    context = in_run(fake_context(SkilledPolicy()), tmp_path)
+    (result,) = await run_evaluation(config, {"exam": problems}, context, step=1)
+    assert logged[-2] == (
+        "stage1 exam: 1 of 4 prompts do not fit into a context of 900 tokens (--engine.max-context-tokens); they "
+        "count as wrong"
+    )
+    assert result.num_problems == 4
+    await run_evaluation(config, {"short": problems[:3]}, context, step=1)
+    assert sum("do not fit" in line for line in logged) == 1
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 async def test_rollouts_of_later_steps_run_ahead_within_the_bound(tmp_path: Path, staleness: int):
     policy = SkilledPolicy()
