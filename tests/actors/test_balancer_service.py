@@ -24,17 +24,29 @@ async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:
     assert not any(task.done() for task in tasks)
 
 
+async def service_of(*replicas: str, rule: str = "expected_kv", capacity: int = 1_000) -> BalancerService:
+    service = BalancerService(rule)
+    for name in replicas:
+        await service.register(registration(name, capacity))
+    return service
+
+
+async def with_one(rule: str = "expected_kv") -> BalancerService:
+    """Of a replica that has been granted rollout a."""
+    service = await service_of("r0", rule=rule)
+    await service.submit([(load("a"), "payload")])
+    await granted(service, "r0")
+    return service
+
+
 async def granted(service: BalancerService, replica: str, ack: int = 0, wait_s: float = 1.0) -> tuple[int, list[str]]:
     grants = await next_orders(service, replica, ack, wait_s)
     return grants.number, [grant.load.rollout_id for grant in grants.admissions]
 
 
 async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), "payload")])
-    await granted(service, "r0")
-    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
+    service = await with_one()
+    await service.register(registration("r1", 1_000))
     turn = TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)
     await service.report("r0", [turn])
     assert await service.replica_lost("r0") == ["a"]
@@ -44,12 +56,9 @@ async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload
 
 
 async def test_handed_back_rollouts_continue_from_their_new_payload():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), "fresh")])
-    await granted(service, "r0")
+    service = await with_one()
     service.balancer.set_serving("r0", False)
-    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
+    await service.register(registration("r1", 1_000))
     later = RolloutLoad(
         rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
         generated_tokens=30, turn=2,
@@ -60,13 +69,10 @@ async def test_handed_back_rollouts_continue_from_their_new_payload():
 
 
 async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None)])
-    await granted(service, "r0")
+    service = await with_one()
     await service.replica_lost("r0")
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
+    await service.register(registration("r0", 1_000))
+    await service.register(registration("r1", 1_000))
     snapshot = await service.snapshot()
     assert snapshot.finished == 0
     holder = "r0" if (await granted(service, "r0", wait_s=0.05))[1] else "r1"
@@ -78,9 +84,8 @@ async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
 
 
 async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_logged_once(caplog: pytest.LogCaptureFixture):
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.register(registration("large", 4000, max_running=8, block_tokens=16))
+    service = await service_of("r0")
+    await service.register(registration("large", 4000))
     await service.submit([(load("big", prompt=2000), None)])
     assert (await granted(service, "large"))[1] == ["big"]
     assert caplog.messages == []
@@ -91,22 +96,18 @@ async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_logged_on
             await turn_of_the_loop()
         assert caplog.messages == ["1 waiting rollouts need a larger replica than any that takes work now"]
         caplog.clear()
-        await service.register(registration("large", 4000, max_running=8, block_tokens=16))
+        await service.register(registration("large", 4000))
         assert (await granted(service, "large"))[1] == ["big"]
 
 
 async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None)])
-    await granted(service, "r0")
-    reply = await service.register(registration("r1", 1000, max_running=8, block_tokens=16, resident=(load("a"),)))
+    service = await with_one()
+    reply = await service.register(registration("r1", 1_000, resident=(load("a"),)))
     assert reply == ["a"]
 
 
 async def test_a_cancelled_rollout_is_stopped_where_it_runs():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    service = await service_of("r0")
     await service.submit([(load("a"), None)])
     number, _ = await granted(service, "r0")
     await service.cancel(["a"])
@@ -115,15 +116,13 @@ async def test_a_cancelled_rollout_is_stopped_where_it_runs():
 
 
 async def test_what_can_never_fit_is_refused_with_the_numbers():
-    service = BalancerService()
-    await service.register(registration("r0", 100, max_running=8, block_tokens=16))
+    service = await service_of("r0", capacity=100)
     with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
         await service.submit([(load("a", prompt=100), None)])
 
 
 async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pytest.LogCaptureFixture):
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    service = await service_of("r0")
     await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
     await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
     (line,) = caplog.messages
@@ -132,10 +131,7 @@ async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pyte
 
 
 async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.LogCaptureFixture):
-    service = BalancerService("worst_case")
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None)])
-    await granted(service, "r0")
+    service = await with_one("worst_case")
     service.balancer.state.replica("r0").reserved_tokens += 7  # a fault of ours
     await service.report("r0", [end("a")])
     await turn_of_the_loop()
@@ -145,9 +141,7 @@ async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.Log
 
 
 async def test_what_a_lost_replica_held_is_reported_and_none_of_it_goes_back_there_before_the_loss_is_complete():
-    service = BalancerService()
-    for name in ("r0", "r1"):
-        await service.register(registration(name, 100_000, max_running=8, block_tokens=16))
+    service = await service_of("r0", "r1", capacity=100_000)
     await service.submit([(load(f"x{number}"), None) for number in range(8)])
     held = {name: (await granted(service, name))[1] for name in ("r0", "r1")}
     assert await service.held_by_lost("r0", [f"x{number}" for number in range(8)]) == held["r0"] != []
@@ -161,7 +155,7 @@ async def test_a_reborn_balancer_says_of_a_lost_replica_what_no_other_holds_once
     service = BalancerService(settle_s=0.05)
     asked = asyncio.create_task(service.held_by_lost("r0", ["a", "b", "c"]))
     await turn_of_the_loop(asked)
-    await service.register(registration("r1", 1000, max_running=8, block_tokens=16, resident=(load("b"),)))
+    await service.register(registration("r1", 1_000, resident=(load("b"),)))
     assert await asked == ["a", "c"]
 
 
@@ -177,7 +171,7 @@ async def ended(service: BalancerService, count: int) -> None:
 async def test_what_one_incarnation_has_learned_another_loads_under_its_own_name():
     services = [BalancerService(), BalancerService()]
     for service in services:
-        await service.register(registration("r0", 100_000, max_running=64, block_tokens=16))
+        await service.register(registration("r0", 100_000, max_running=64))
     await ended(services[0], 20)
     before, empty = [await service.learned() for service in services]
     assert before.learned is not None and empty.learned is not None

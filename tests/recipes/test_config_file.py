@@ -27,6 +27,12 @@ def written(path: Path, text: str) -> str:
     return str(path)
 
 
+def saved(path: Path, config: RunConfig) -> str:
+    """A file with these settings, as a run writes it."""
+    unused = idle(config)
+    return written(path, as_toml({name: value for name, value in leaves(config).items() if name not in unused}))
+
+
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_scale(tmp_path: Path):
     text = 'scale = "tiny"\nsteps = 7\n\n[algorithm]\nkeep = 3\nleast_failures = 1\n\n[tools]\nuse = ["python"]\n'
     file = written(tmp_path / "run.toml", text)
@@ -79,19 +85,15 @@ def test_a_list_at_the_files_end_takes_no_positional_and_a_dash_is_not_an_option
 def test_resolved_settings_are_the_same_when_they_are_read_again(recipe: Recipe, scale: str, tmp_path: Path):
     odd = ["--chat.before", 'a "quote"\nand ünïcode 😀', "--run-dir", str(tmp_path / "run")]
     (config,) = parse([recipe], ["--scale", scale, *odd])
-    unused = idle(config)
-    text = as_toml({name: value for name, value in leaves(config).items() if name not in unused})
-    assert tomllib.loads(text)["stage"] == recipe.stage
-    (again,) = parse([recipe], ["--config", written(tmp_path / "run.toml", text)])
-    assert again == config
+    file = saved(tmp_path / "run.toml", config)
+    assert tomllib.loads(Path(file).read_text("utf-8"))["stage"] == recipe.stage
+    assert parse([recipe], ["--config", file]) == [config]
 
 
 def test_an_evaluation_takes_the_settings_of_a_stage_but_not_the_model_it_started_from(tmp_path: Path):
     mine = ["--scale", "tiny", "--run-dir", str(tmp_path), "--model", str(tmp_path), "--telemetry.wandb", "mine"]
     (trained,) = parse([STAGE_1], [*mine, "--evaluate.samples", "3", "--chat.system", "Be brief."])
-    unused = idle(trained)
-    text = as_toml({name: value for name, value in leaves(trained).items() if name not in unused})
-    file = written(tmp_path / "stage1.toml", text)
+    file = saved(tmp_path / "stage1.toml", trained)
     (config,) = parse([EVALUATE], ["--config", file, "--evaluate.max-turns", "4"])
     assert (config.stage, config.model, config.telemetry.wandb) == ("evaluate", "", "")
     assert (config.run_dir, config.evaluate.samples, config.evaluate.max_turns) == (str(tmp_path), 3, 4)
@@ -120,9 +122,7 @@ def test_the_whole_recipe_takes_the_file_of_one_stage(tmp_path: Path):
     """It holds for its stage; what was changed there (not its own budgets) holds for the others."""
     mine = ["--scale", "tiny", "--run-dir", str(tmp_path), "--seed", "5", "--sandbox.slots", "3", "--steps", "7"]
     (trained,) = parse([STAGE_1], [*mine, "--evaluate.samples", "3"])
-    unused = idle(trained)
-    text = as_toml({name: value for name, value in leaves(trained).items() if name not in unused})
-    file = written(tmp_path / "stage1.toml", text)
+    file = saved(tmp_path / "stage1.toml", trained)
     sft, first, third = parse([SFT, STAGE_1, STAGE_3], ["--config", file, "--evaluate.samples", "2"])
     assert (first.steps, third.steps, sft.sft.steps) == (7, 7, parse([SFT], ["--scale", "tiny"])[0].sft.steps)
     assert {(one.scale, one.seed, one.sandbox.slots, one.evaluate.samples) for one in (sft, first, third)} == {

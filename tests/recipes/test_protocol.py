@@ -23,7 +23,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.reward.judge import make_judge
 from rstar_ray.trajectory import Completion, Problem, ToolCall
 from tests.fakes import LIMITS, AddingSandbox, request
-from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
+from tests.rstar_ray.chat.families import save_family
 from tests.rstar_ray.test_rollout import no_comparison, prints_3
 
 PROMPT = """\
@@ -67,11 +67,7 @@ PROTOCOL = ChatConfig(protocol="rstar2-agent-14b")
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    family = FAMILIES["qwen3-base"]
-    tokenizer_of(family).save_pretrained(str(tmp_path / "model"))
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": 400}))
-    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation_of(family)))
-    return tmp_path / "model"
+    return save_family("qwen3-base", tmp_path / "model")
 
 
 def prompt(chat: TokenizerChat) -> str:

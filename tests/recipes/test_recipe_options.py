@@ -34,7 +34,7 @@ from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef, has_signal, resample
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.folder import RunDir
-from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
+from tests.rstar_ray.chat.families import save_family
 from tests.rstar_ray.fabricate import summary
 
 ALL = [SFT, STAGE_1, STAGE_2, STAGE_3]
@@ -424,11 +424,7 @@ def test_every_command_says_in_one_line_what_is_wrong_with_an_option(
 
 
 def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_by_one_command(tmp_path: Path):
-    family = FAMILIES["rstar2"]
-    model = tmp_path / "model"
-    tokenizer_of(family).save_pretrained(str(model))
-    (model / "config.json").write_text('{"vocab_size": 400, "max_position_embeddings": 40960}')
-    (model / "generation_config.json").write_text(json.dumps(generation_of(family)))
+    model = save_family("rstar2", tmp_path / "model")
     sets = ["aime2024", "aime2025", "hmmt2025", "math500", "gpqa"]
     for name in sets:
         row = {"id": "1", "problem": f"From {name}?", "answer": "7"}

@@ -23,24 +23,18 @@ async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.S
     assert logged[0].startswith(f"{number.name}: the run ends after the current step, with a checkpoint")
 
 
-async def test_the_second_signal_ends_at_once():
+@pytest.mark.parametrize(("again", "after_s"), [(signal.SIGINT, 0.0), (signal.SIGTERM, 0.1)])
+async def test_another_signal_or_the_same_a_moment_later_ends_at_once(
+    again: signal.Signals, after_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 0.05)
     stop = StopSignals(grace_of_run(60))
     with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop.asked():
             await asyncio.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(10)
-
-
-async def test_the_same_signal_again_and_a_moment_later_ends_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 0.05)
-    stop = StopSignals(grace_of_run(60))
-    with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.1)
-        assert stop.asked()
-        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(after_s)
+        os.kill(os.getpid(), again)
         await asyncio.sleep(10)
 
 

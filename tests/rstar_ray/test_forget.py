@@ -7,29 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config import with_values
 from rstar_ray.evaluation.evaluator import HELD_OUT, run_evaluation
 from rstar_ray.run_dir.__main__ import main
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.verify_run import faults
 from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
-from tests.rstar_ray.test_stages import train
+from tests.rstar_ray.test_stages import stage, train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
-SMALL = with_values(
-    RunConfig(),
-    {
-        "steps": 2, "prompts_per_step": 2, "engine.max_context_tokens": 2_000, "rollout.max_response_tokens": 400,
-        "algorithm.rollouts_per_prompt": 4, "algorithm.keep": 2, "algorithm.least_failures": 1,
-        "evaluate.max_response_tokens": 400, "evaluate.samples": 2, "checkpoint.every_steps": 1, "max_empty_steps": 60,
-    },
+SMALL = stage(
+    "stage1", steps=2, prompts_per_step=2, algorithm__rollouts_per_prompt=4, algorithm__keep=2,
+    algorithm__least_failures=1, evaluate__samples=2, checkpoint__every_steps=1,
 )  # fmt: skip
 HELDOUT = adding_problems(2, seed=1)
 
 
-async def trained(path: Path, stage: str, **values: object) -> None:
-    config = with_values(SMALL, {"stage": stage, **values})
+async def trained(path: Path, name: str, **values: object) -> None:
+    config = with_values(SMALL, {"stage": name, **values})
     context = fake_context(SkilledPolicy())
     end = await train(config, path, context, adding_problems(6), heldout=HELDOUT)
     await run_evaluation(config, {HELD_OUT: HELDOUT}, in_run(context, path), step=end.step)

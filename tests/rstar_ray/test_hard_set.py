@@ -16,15 +16,12 @@ from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import Problem, RolloutRequest
 from tests.fakes import LocalRollouts, SkilledPolicy, UnreliableSandbox, adding_problems, fake_context
+from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
-SMALL = with_values(
-    RunConfig(),
-    {
-        "stage": "stage3", "drop_solved": True, "steps": 1, "prompts_per_step": 2, "engine.max_context_tokens": 2_000,
-        "rollout.max_response_tokens": 400, "rollout.deadline_s": 5.0, "evaluate.max_response_tokens": 400,
-        "algorithm.rollouts_per_prompt": 4, "algorithm.keep": 2, "algorithm.least_failures": 1,
-    },
+SMALL = stage(
+    "stage3", drop_solved=True, steps=1, prompts_per_step=2, rollout__deadline_s=5.0,
+    algorithm__rollouts_per_prompt=4, algorithm__keep=2, algorithm__least_failures=1,
 )  # fmt: skip
 PROBLEMS = adding_problems(12)
 

@@ -16,17 +16,13 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import run_sft
 from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
-from tests.rstar_ray.test_stages import train
+from tests.rstar_ray.test_stages import stage, train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
-SMALL = with_values(
-    RunConfig(),
-    {
-        "steps": 4, "prompts_per_step": 3, "engine.max_context_tokens": 2_000, "rollout.max_response_tokens": 400,
-        "algorithm.rollouts_per_prompt": 6, "algorithm.keep": 3, "algorithm.least_failures": 1,
-        "evaluate.max_response_tokens": 400, "checkpoint.every_steps": 1, "max_empty_steps": 60, "sft.steps": 4,
-        "sft.batch_size": 2, "data.train": "mine.jsonl", "sft.data": "said.jsonl",
-    },
+SMALL = stage(
+    "stage1", steps=4, prompts_per_step=3, algorithm__rollouts_per_prompt=6, algorithm__keep=3,
+    algorithm__least_failures=1, checkpoint__every_steps=1, sft__steps=4, sft__batch_size=2,
+    data__train="mine.jsonl", sft__data="said.jsonl",
 )  # fmt: skip
 PROBLEMS = adding_problems(8)
 

@@ -37,16 +37,11 @@ def test_penalties_follow_equations_4_and_5():
     assert total_penalty(right(num_calls=0), AlgorithmConfig()) == 0.5
 
 
-def test_half_of_the_failures_rounded_down_are_kept_and_successes_fill_the_group():
-    candidates = [WRONG] * 5 + [right()] * 11
-    kept = resample_on_correct(candidates, 8, RNG(0))
-    assert len(kept) == 8
-    assert sum(candidates[i].reward == 0 for i in kept) == 2
-
-
 @pytest.mark.parametrize(
     ("wrong", "correct", "keep", "wrong_kept"),
     [
+        (5, 11, 8, 2),  # half of the failures, rounded down
+        (8, 12, 16, 6),  # a group that lost rollouts: 8 of 20, and not floor(8 / 2)
         (4, 4, 7, 3),  # an odd target: the successes do not suffice, failures fill up
         (8, 0, 4, 4),  # no positives
         (0, 8, 4, 0),  # no negatives
@@ -64,12 +59,6 @@ def test_every_odd_case_has_a_defined_answer(wrong: int, correct: int, keep: int
         assert len(kept) == min(keep, len(candidates)) == len(set(kept))
         if mode == "paper":
             assert sum(candidates[i].reward == 0 for i in kept) == wrong_kept
-
-
-def test_a_group_that_lost_rollouts_keeps_its_share_of_failures():
-    candidates = [right()] * 12 + [WRONG] * 8
-    kept = resample_on_correct(candidates, 16, RNG(0))
-    assert len(kept) == 16 and sum(candidates[i].reward == 0 for i in kept) == 6  # 8 of 20, and not floor(8 / 2)
 
 
 @pytest.mark.parametrize(

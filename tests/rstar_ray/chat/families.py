@@ -1,5 +1,6 @@
 """Tokenizers of the families of chat models: real templates, as TRL ships them, control tokens, and bytes."""
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -100,6 +101,16 @@ def tokenizer_of(family: Family) -> Any:
         chat_template=template_text(family.template),
         clean_up_tokenization_spaces=False,
     )
+
+
+def save_family(name: str, folder: Path, *, context_tokens: int = 40_960, **generation: Any) -> Path:
+    """A model's folder with all but weights."""
+    family = FAMILIES[name]
+    tokenizer_of(family).save_pretrained(str(folder))
+    config = {"vocab_size": 400, "max_position_embeddings": context_tokens}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(generation_of(family) | generation))
+    return folder
 
 
 def generation_of(family: Family) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`python -m rstar_ray.chat MODEL`: what there is to know of a model's chat, and what to do where it does not fit."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,16 +7,7 @@ import pytest
 from rstar_ray.chat import hub
 from rstar_ray.chat.__main__ import main
 from rstar_ray.errors import ConfigError
-from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
-
-
-def folder_of(name: str, path: Path) -> Path:
-    family = FAMILIES[name]
-    tokenizer_of(family).save_pretrained(str(path))
-    (path / "config.json").write_text(json.dumps({"vocab_size": 400}))
-    (path / "generation_config.json").write_text(json.dumps(generation_of(family)))
-    return path
-
+from tests.rstar_ray.chat.families import save_family
 
 TURN = "<|im_start|>{{ m.role }}\\n{{ m.content }}<|im_end|>\\n"
 OPENS = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"
@@ -49,7 +39,7 @@ EACH = "{% for m in messages %}"
 def test_a_template_that_lacks_something_is_reported(
     template: str, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    folder = folder_of("qwen3-instruct", tmp_path)
+    folder = save_family("qwen3-instruct", tmp_path)
     (folder / "chat_template.jinja").write_text(template)
     assert main([str(folder)]) == 0
     printed = capsys.readouterr().out
@@ -77,7 +67,7 @@ def test_a_template_that_lacks_something_is_reported(
 def test_a_template_that_nothing_can_be_done_with_is_refused_in_one_line(
     template: str, refused: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    folder = folder_of("qwen3-instruct", tmp_path)
+    folder = save_family("qwen3-instruct", tmp_path)
     (folder / "chat_template.jinja").write_text(template)
     assert main([str(folder)]) == 2
     error = capsys.readouterr().err

@@ -8,17 +8,12 @@ import pytest
 from rstar_ray.chat.load_chat import load_chat, write_chat_files
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
-from tests.rstar_ray.chat.families import FAMILIES, generation_of, template_text, tokenizer_of
-
-BASE = FAMILIES["qwen3-base"]
+from tests.rstar_ray.chat.families import save_family, template_text
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tokenizer_of(BASE).save_pretrained(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 400}))
-    (tmp_path / "generation_config.json").write_text(json.dumps(generation_of(BASE) | {"top_p": 0.9}))
-    return tmp_path
+    return save_family("qwen3-base", tmp_path, top_p=0.9)
 
 
 def test_what_is_exported_names_every_stop_token_and_the_template_it_was_trained_with(folder: Path, tmp_path: Path):
