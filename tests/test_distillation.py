@@ -4,8 +4,8 @@ import torch
 
 from examples.distillation import reverse_kl
 from rstar_ray.algorithm.rules import check_rules
-from rstar_ray.algorithm.surrogate import SampledTokens
 from rstar_ray.config import AlgorithmConfig
+from tests.rstar_ray.test_loss import sampled
 
 VOCABULARY = 7
 
@@ -16,16 +16,8 @@ def test_its_expected_gradient_is_that_of_the_reverse_kl_divergence():
     teacher = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64).log_softmax(-1)
     policy = logits.log_softmax(-1)
     (want,) = torch.autograd.grad((policy.exp() * (policy - teacher)).sum(), logits, retain_graph=True)
-    tokens = SampledTokens(  # every token once, weighed by its probability
-        logprobs_N=policy,
-        entropy_N=torch.zeros(VOCABULARY),
-        old_logprobs_N=policy.detach(),
-        rollout_logprobs_N=policy.detach(),
-        advantages_N=torch.zeros(VOCABULARY),
-        weights_N=policy.detach().exp(),
-        rows_N=torch.arange(VOCABULARY),
-        ref_logprobs_N=teacher,
-    )
+    weights_N = policy.detach().exp()  # every token once, weighed by its probability
+    tokens = sampled(policy, weights_N=weights_N, ref_logprobs_N=teacher)
     loss = (tokens.weights_N * reverse_kl(tokens, AlgorithmConfig())).sum()
     (found,) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(found, want)

@@ -11,10 +11,11 @@ import torch
 from benchmarks import parity_rules
 from benchmarks.parity import compare, first_difference, main
 from rstar_ray.algorithm.loss import policy_loss
-from rstar_ray.algorithm.surrogate import SampledTokens, clipped
+from rstar_ray.algorithm.surrogate import clipped
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.tiny.tiny_model import make_tiny_model
+from tests.rstar_ray.test_loss import sampled
 
 
 def made_up_step(path: Path) -> Path:
@@ -74,18 +75,12 @@ def test_a_foreign_loss_as_a_rule_has_the_gradient_of_ours(name: str, package: s
     draw = torch.Generator().manual_seed(0)
     algorithm = AlgorithmConfig(correction="none", dual_clip=dual_clip)
     gradients: list[torch.Tensor] = []
-    values = {key: torch.randn(50, generator=draw) for key in ("old_logprobs_N", "advantages_N", "more")}
+    given = {key: torch.randn(50, generator=draw) for key in ("old_logprobs_N", "advantages_N")}
+    more_N = torch.randn(50, generator=draw)
     for rule in (clipped, getattr(parity_rules, name)):
-        logprobs_N = (values["old_logprobs_N"] + values["more"]).requires_grad_()
-        tokens = SampledTokens(
-            logprobs_N=logprobs_N,
-            entropy_N=torch.zeros(50),
-            old_logprobs_N=values["old_logprobs_N"],
-            rollout_logprobs_N=values["old_logprobs_N"],
-            advantages_N=values["advantages_N"],
-            weights_N=torch.full((50,), 1 / 320),  # of an update of 320 tokens, of which these are a part
-            rows_N=torch.zeros(50, dtype=torch.int64),
-        )
+        logprobs_N = (given["old_logprobs_N"] + more_N).requires_grad_()
+        weights_N = torch.full((50,), 1 / 320)  # of an update of 320 tokens, of which these are a part
+        tokens = sampled(logprobs_N, weights_N=weights_N, **given)
         policy_loss(tokens, algorithm, rule)[0].backward()
         assert logprobs_N.grad is not None
         gradients.append(logprobs_N.grad)

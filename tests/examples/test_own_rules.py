@@ -10,8 +10,8 @@ import torch
 from examples import own_rules
 from rstar_ray.algorithm.resample import Candidate
 from rstar_ray.algorithm.rules import check_rules
-from rstar_ray.algorithm.surrogate import SampledTokens
 from rstar_ray.config import AlgorithmConfig
+from tests.rstar_ray.test_loss import sampled
 
 
 @pytest.mark.parametrize(
@@ -31,16 +31,7 @@ def test_the_soft_gate_has_the_policy_gradient_at_a_ratio_of_1_and_less_of_it_el
     log_ratios_N = torch.tensor([0.0, 0.0, 1.0, 1.0, -1.0], dtype=torch.float64)
     advantages_N = torch.tensor([2.0, -0.5, 1.0, -1.0, 1.0], dtype=torch.float64)
     logprobs_N = (log_ratios_N - 1.0).requires_grad_()
-    zeros_N = torch.zeros(5, dtype=torch.float64)
-    tokens = SampledTokens(
-        logprobs_N=logprobs_N,
-        entropy_N=zeros_N,
-        old_logprobs_N=zeros_N - 1.0,
-        rollout_logprobs_N=zeros_N - 1.0,
-        advantages_N=advantages_N,
-        weights_N=zeros_N + 1,
-        rows_N=torch.arange(5),
-    )
+    tokens = sampled(logprobs_N, old_logprobs_N=torch.full_like(log_ratios_N, -1.0), advantages_N=advantages_N)
     own_rules.soft_gate(tokens, AlgorithmConfig()).sum().backward()
     ratio_N, tau_N = log_ratios_N.exp(), torch.where(advantages_N > 0, 1.0, 1.05).double()
     gate_N = torch.sigmoid(tau_N * (ratio_N - 1))

@@ -24,6 +24,16 @@ GROUPS = ["a", "a", "b", "c", "d"]
 ROWS = [row for row, length in enumerate(LENGTHS) for _ in range(length)]
 
 
+def sampled(logprobs_N: Tensor, **given: Tensor) -> SampledTokens:
+    """Tokens of one row; what is not given is one, but the old log-probs, which are the policy's and the engine's."""
+    old_N, ones_N = given.get("old_logprobs_N", logprobs_N.detach()), torch.ones_like(logprobs_N.detach())
+    tokens = SampledTokens(
+        logprobs_N=logprobs_N, entropy_N=ones_N, old_logprobs_N=old_N, rollout_logprobs_N=old_N, advantages_N=ones_N,
+        weights_N=ones_N, rows_N=torch.zeros(len(ones_N), dtype=torch.long),
+    )  # fmt: skip
+    return replace(tokens, **given)
+
+
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(dtype)
 
@@ -319,29 +329,17 @@ def test_cross_entropy_is_torchs_own():
     assert {name: float(value) for name, value in stats.items()} == {"entropy": 4.5}
 
 
-def one_token(logprob: Tensor, *, old: float, advantage: float, ref: float | None) -> SampledTokens:
-    return SampledTokens(
-        logprobs_N=logprob,
-        entropy_N=torch.zeros(1),
-        old_logprobs_N=torch.tensor([old]),
-        rollout_logprobs_N=torch.tensor([old]),
-        advantages_N=torch.tensor([advantage]),
-        weights_N=torch.ones(1),
-        rows_N=torch.zeros(1, dtype=torch.long),
-        ref_logprobs_N=None if ref is None else torch.tensor([ref]),
-    )
-
-
 def test_a_kl_term_needs_the_references_logprobs():
     with pytest.raises(ValueError, match="no ref_logprobs"):
-        policy_loss(one_token(torch.zeros(1), old=0.0, advantage=0.0, ref=None), derived.loss(kl_coefficient=0.5))
+        policy_loss(sampled(torch.zeros(1)), derived.loss(kl_coefficient=0.5))
 
 
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
 def test_a_token_that_became_vastly_likelier_gives_finite_losses_and_gradients(advantage: float):
     logprobs = torch.tensor([-0.1], requires_grad=True)
     # The reference is not a log-prob, but as far off as one could be.
-    tokens = one_token(logprobs, old=-200.0, advantage=advantage, ref=200.0)
+    far_off = {"old_logprobs_N": torch.tensor([-200.0]), "ref_logprobs_N": torch.tensor([200.0])}
+    tokens = sampled(logprobs, advantages_N=torch.tensor([advantage]), **far_off)
     loss, stats = policy_loss(tokens, derived.loss(kl_coefficient=0.1))
     loss.backward()
     assert loss.isfinite() and logprobs.grad is not None and logprobs.grad.isfinite().all()

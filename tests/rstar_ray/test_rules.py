@@ -13,11 +13,12 @@ from actors.launch.changed_settings import changed_rules, rule_digests
 from rstar_ray.algorithm.loss import policy_loss, try_rule
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.algorithm.rules import advantages, check_rules, kept_indices, rule
-from rstar_ray.algorithm.surrogate import LOSSES, SampledTokens
+from rstar_ray.algorithm.surrogate import LOSSES
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.folder import RunDir
 from tests.rstar_ray.fabricate import summary
+from tests.rstar_ray.test_loss import sampled
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithm.md"
 SHOWN = PAGE.read_text("utf-8").partition("## Your own rules")[2].partition("```python\n")[2].partition("```")[0]
@@ -223,28 +224,15 @@ def test_a_rule_that_returns_nothing_in_a_run_is_named(folder: str, request: pyt
     with pytest.raises(
         RStarError, match=r"--algorithm\.loss rules_of_\w+:none_for_positives: TypeError: it returns None"
     ):
-        policy_loss(made_up_tokens(2), AlgorithmConfig(correction="none"), rule("loss", algorithm, folder))
+        policy_loss(sampled(-torch.ones(2)), AlgorithmConfig(correction="none"), rule("loss", algorithm, folder))
 
 
 def test_a_loss_is_not_called_for_a_rank_without_rows(folder: str, request: pytest.FixtureRequest):
     algorithm = AlgorithmConfig(loss=f"{module(request.node.name)}:largest", correction="none")
-    tokens = made_up_tokens(0)
+    tokens = sampled(torch.zeros(0, requires_grad=True))
     loss, _ = policy_loss(tokens, algorithm, rule("loss", algorithm, folder))
     loss.backward()
     assert loss == 0 and tokens.logprobs_N.grad is not None
-
-
-def made_up_tokens(number: int) -> SampledTokens:
-    ones_N = torch.ones(number)
-    return SampledTokens(
-        logprobs_N=(-ones_N).requires_grad_(),
-        entropy_N=ones_N,
-        old_logprobs_N=-ones_N,
-        rollout_logprobs_N=-ones_N,
-        advantages_N=ones_N,
-        weights_N=ones_N,
-        rows_N=torch.zeros(number, dtype=torch.int64),
-    )
 
 
 @pytest.mark.parametrize("name", RESAMPLING)
