@@ -30,7 +30,6 @@ class Vllm:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.dead = ""
-        self.holds_all = True
         self.engine_core = self
 
     def alive(self) -> "Vllm":

@@ -113,9 +113,6 @@ def test_rows_without_a_token_are_planned_too(packed: bool):
     assert plan_of([], 2, derived.limits(attention="rows" if packed else "sdpa")) == [[], []]
 
 
-# ---------------------------------------------------------------- plans, number by number
-
-
 # ---------------------------------------------------------------- tensors
 
 

@@ -1,6 +1,7 @@
 """Lines of tokens as rows, over random trees of turns."""
 
 import math
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from actors.learner.shares import rl_shares
 from rstar_ray.config.algorithm import Normalisation
 from rstar_ray.lines import NEW, line_sizes, lines_with_loss
-from rstar_ray.rollouts import TrainingRow, TrajectoryRef
+from rstar_ray.rollouts import TrainingRow
 from rstar_ray.trajectory import Turn
 from tests import derived
+from tests.actors.test_shares import training_row
 
 
 @st.composite
@@ -59,15 +61,7 @@ def test_each_sampled_token_is_trained_once_and_each_row_is_an_engines_prompt(
 def test_tokens_of_a_rollout_weigh_the_same_in_one_row_and_in_several(mode: Normalisation):
     def rows(*sizes: tuple[str, int, int]) -> list[TrainingRow]:
         return [
-            TrainingRow(
-                rollout_id=name,
-                group_id=name[0],
-                ref=TrajectoryRef([], 0),
-                advantage=1.0,
-                num_tokens=sampled + 3,
-                num_sampled_tokens=sampled,
-                line=line,
-            )
+            replace(training_row(name, group=name[0], tokens=sampled + 3, sampled=sampled), line=line)
             for name, sampled, line in sizes
         ]
 

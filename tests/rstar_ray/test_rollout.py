@@ -46,10 +46,14 @@ async def prints_3(code: str, stdin: str) -> tuple[Outcome, str]:
     return Outcome.OK, "3"
 
 
-async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine: object) -> RolloutState:
+def begun(limits: RolloutLimits = LIMITS) -> RolloutState:
     wanted = request(limits=limits)
+    return RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+
+
+async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine: object) -> RolloutState:
     return await run_rollout(
-        RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)),
+        begun(limits),
         generate=ScriptedEngine(completions, **engine),  # type: ignore[arg-type]
         execute=AddingSandbox(),
         chat=CHAT,
@@ -102,9 +106,7 @@ async def test_each_token_keeps_the_weights_that_sampled_it_where_a_swap_falls_i
         first = 6 if len(engine.prompts) == 1 else 0
         return replace(said, policy_versions=[4] * first + [5] * (len(said.token_ids) - first))
 
-    wanted = request()
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    state = await run_rollout(start, generate=swapped_inside, execute=AddingSandbox(), chat=CHAT)
+    state = await run_rollout(begun(), generate=swapped_inside, execute=AddingSandbox(), chat=CHAT)
     trajectory = await score(state, same_text)
     sampled = trajectory.policy_versions[trajectory.loss_mask].tolist()
     assert sampled == [4] * 6 + [5] * (len(sampled) - 6)
@@ -115,9 +117,7 @@ async def test_each_token_keeps_the_weights_that_sampled_it_where_a_swap_falls_i
 
 async def test_every_turn_is_sampled_from_exactly_the_tokens_so_far():
     engine = ScriptedEngine([call("1+2"), answer("3")])
-    wanted = request()
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    state = await run_rollout(start, generate=engine, execute=AddingSandbox(), chat=CHAT)
+    state = await run_rollout(begun(), generate=engine, execute=AddingSandbox(), chat=CHAT)
     assert engine.prompts[1] == state.prompt_ids + state.response_ids[: len(engine.prompts[1]) - len(state.prompt_ids)]
 
 
@@ -135,42 +135,33 @@ async def test_a_call_that_cannot_be_parsed_gets_its_error_back_and_the_rollout_
     assert (await score(state, same_text)).summary.reward == 1.0
 
 
-async def test_a_completion_cut_by_the_budget_truncates_the_rollout_and_scores_zero():
-    limits = RolloutLimits(max_response_tokens=10, max_turns=4, max_context_tokens=1_000, max_calls_per_turn=16)
-    trajectory = await score(await play([answer("3")], limits), same_text)
-    assert trajectory.summary.truncated and trajectory.summary.reward == 0.0
-    assert trajectory.summary.num_response_tokens == 10
+@pytest.mark.parametrize(
+    ("said", "limits", "reason", "tokens", "calls"),
+    [
+        ([answer("3")], {"max_response_tokens": 10}, StopReason.TRUNCATED, 10, 0),
+        ([call("1+2")], {"max_response_tokens": len(call("1+2")) + 4}, StopReason.TRUNCATED, len(call("1+2")) + 1, 1),
+        ([call("1+2")], {"max_turns": 1}, StopReason.MAX_TURNS, len(call("1+2")) + 1, 0),
+        ([], {"max_turns": 1, "max_context_tokens": 4}, StopReason.REFUSED, 0, 0),
+    ],
+    ids=["a completion is cut", "a result does not fit, and is not appended", "the last turn calls", "a long prompt"],
+)
+async def test_a_limit_ends_a_rollout_which_scores_zero(
+    said: list[str], limits: dict[str, Any], reason: StopReason, tokens: int, calls: int
+):
+    state = await play(said, replace(LIMITS, **limits))
+    summary = (await score(state, same_text)).summary
+    assert (summary.stop_reason, summary.num_response_tokens, summary.reward) == (reason, tokens, 0.0)
+    assert all(state.loss_mask) and summary.num_calls == calls
 
 
-async def test_tool_text_that_would_overflow_the_budget_is_not_appended():
-    budget = len(call("1+2")) + 1 + 3
-    limits = RolloutLimits(max_response_tokens=budget, max_turns=4, max_context_tokens=1_000, max_calls_per_turn=16)
-    state = await play([call("1+2"), answer("3")], limits)
-    assert state.stop_reason is StopReason.TRUNCATED
-    assert all(state.loss_mask)
-    assert (await score(state, same_text)).summary.num_calls == 1
-
-
-async def test_the_last_turn_may_answer_but_not_call():
-    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=1_000, max_calls_per_turn=16)
-    assert (await play([answer("3")], limits)).stop_reason is StopReason.ANSWERED
-    assert (await play([call("1+2")], limits)).stop_reason is StopReason.MAX_TURNS
-
-
-async def test_a_prompt_above_the_context_is_refused_without_a_token():
-    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=4, max_calls_per_turn=16)
-    trajectory = await score(await play([], limits), same_text)
-    assert trajectory.summary.stop_reason is StopReason.REFUSED
-    assert trajectory.summary.num_response_tokens == 0 and trajectory.summary.reward == 0.0
+async def test_the_last_turn_may_answer():
+    assert (await play([answer("3")], replace(LIMITS, max_turns=1))).stop_reason is StopReason.ANSWERED
 
 
 async def test_a_rollout_continues_elsewhere_from_its_last_finished_turn():
     said = [call("oops"), call("1+2"), answer("3")]
-    wanted = request()
-    whole = await play(said)
-    first = ScriptedEngine(said)
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    moved = await run_rollout(start, generate=first, execute=AddingSandbox(), chat=CHAT, may_continue=lambda _: False)
+    whole, first = await play(said), ScriptedEngine(said)
+    moved = await run_rollout(begun(), generate=first, execute=AddingSandbox(), chat=CHAT, may_continue=lambda _: False)
     assert moved.stop_reason is None and len(moved.turns) == 1
     resumed = await run_rollout(moved, generate=ScriptedEngine(said[1:]), execute=AddingSandbox(), chat=CHAT)
     assert resumed.response_ids == whole.response_ids
@@ -187,7 +178,7 @@ async def test_a_turn_that_is_sampled_again_elsewhere_is_the_same_request():
             asked.append((list(prompt_ids), more))
             return await super().__call__(prompt_ids, **more)
 
-    state = RolloutState.start(wanted := request(), CHAT.prompt_ids(wanted.problem))
+    state = begun()
     whole = await run_rollout(state, generate=Recording(said), execute=AddingSandbox(), chat=CHAT)
     (at_once, asked) = (asked, [])
     state = await run_rollout(
@@ -204,11 +195,9 @@ async def test_a_turn_that_is_sampled_again_elsewhere_is_the_same_request():
 async def test_our_own_failures_are_exceptions_and_never_data():
     with pytest.raises(EngineError):
         await play([call("1+2"), answer("3")], fails_at=1)
-    wanted = request()
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
     with pytest.raises(SandboxError):
         await run_rollout(
-            start, generate=ScriptedEngine([call("1+2")]), execute=UnreliableSandbox(fails_every=1), chat=CHAT
+            begun(), generate=ScriptedEngine([call("1+2")]), execute=UnreliableSandbox(fails_every=1), chat=CHAT
         )
 
 
@@ -231,9 +220,8 @@ async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_rewa
     async def never(completion: str, problem: Problem) -> Judgement:
         raise AssertionError("the environment has judged")
 
-    wanted = request()
     state = await run_rollout(
-        RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)),
+        begun(),
         generate=ScriptedEngine(["1", call("1+2"), "2"]),
         execute=AddingSandbox(),
         chat=CHAT,
@@ -264,9 +252,8 @@ class Talk:
         return self.gives, ToolMemory(calls=len(self.heard))
 
     async def play(self, completions: list[str], state: RolloutState | None = None, **limits: Any) -> RolloutState:
-        wanted = request(limits=replace(LIMITS, **limits))
         return await run_rollout(
-            state or RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)),
+            state or begun(replace(LIMITS, **limits)),
             generate=ScriptedEngine(completions),
             execute=AddingSandbox(),
             chat=CHAT,
@@ -344,10 +331,8 @@ async def test_where_a_tool_with_state_stands_goes_with_the_rollout():
     async def execute(one: ToolCall) -> ToolResult:
         return ToolResult(outcome=Outcome.OK, text="noted", memory=("notes", ToolMemory(calls=1, snapshot=one.code)))
 
-    wanted = request()
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
     state = await run_rollout(
-        start, generate=ScriptedEngine([call("x")]), execute=execute, chat=CHAT, may_continue=lambda _: False
+        begun(), generate=ScriptedEngine([call("x")]), execute=execute, chat=CHAT, may_continue=lambda _: False
     )
     assert state.memories == {"notes": ToolMemory(calls=1, snapshot="x")}
     assert state.turns[0].tool_results[0].memory is None  # not kept twice

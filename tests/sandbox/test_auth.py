@@ -142,9 +142,6 @@ async def test_our_failure_is_not_remembered():
     assert len(pool.futures) == 2
 
 
-# Connections
-
-
 # System calls
 
 

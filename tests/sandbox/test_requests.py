@@ -17,9 +17,6 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 
-# -- what a worker saw -------------------------------------------------------------------------------------------------
-
-
 # -- queue, limits, requests -------------------------------------------------------------------------------------------
 
 
