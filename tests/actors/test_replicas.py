@@ -276,14 +276,27 @@ async def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.ray, "kill", kill)
 
 
+@pytest.fixture
+async def idle(logged: Logged, request: pytest.FixtureRequest) -> AsyncIterator[Run]:
+    """Not started; a replica may be silent for the test's parameter, if it has one."""
+    made = Run(logged, getattr(request, "param", 10.0))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def run(idle: Run) -> Run:
+    idle.replicas.start()
+    await idle.replicas.serving()
+    return idle
+
+
+@pytest.mark.parametrize("idle", [1.0], indirect=True)
 async def test_a_process_that_is_stopped_before_its_first_answer_is_killed_and_the_next_one_serves(
-    monkeypatch: pytest.MonkeyPatch, logged: Logged
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     """Others serve, so nothing else waits for it."""
     monkeypatch.setattr(watchdog, "RESTART_S", 0.1)
-    run = Run(logged, silent_s=1.0)
-    run.replicas.start()
-    await run.replicas.serving()
     run.second.stopped = True
     run.second.kill()
     while "killed" not in run.second.calls:
@@ -292,15 +305,12 @@ async def test_a_process_that_is_stopped_before_its_first_answer_is_killed_and_t
     run.second.stopped = False  # it was that process
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.calls == ["start", "serve", "killed", "start", "serve"]
-    await run.close()
 
 
+@pytest.mark.parametrize("idle", [0.5], indirect=True)
 async def test_a_returning_process_that_is_stopped_after_its_first_answer_is_killed_as_soon_as_in_a_first_start(
-    logged: Logged,
+    run: Run,
 ):
-    run = Run(logged, silent_s=0.5)
-    run.replicas.start()
-    await run.replicas.serving()
     run.second.hold.clear()
     run.second.kill()
     async with asyncio.timeout(60):
@@ -313,34 +323,23 @@ async def test_a_returning_process_that_is_stopped_after_its_first_answer_is_kil
     run.second.stopped = False
     run.second.hold.set()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
-    await run.close()
 
 
-async def test_a_process_that_is_silent_in_its_start_is_killed_later_than_one_that_serves(logged: Logged):
-    run = Run(logged, silent_s=0.5)
-    run.second.hold.clear()
-    run.replicas.start()
-    await run.shows("generation/0: 1,000 KV tokens")
+@pytest.mark.parametrize("idle", [0.5], indirect=True)
+async def test_a_process_that_is_silent_in_its_start_is_killed_later_than_one_that_serves(idle: Run):
+    idle.second.hold.clear()
+    idle.replicas.start()
+    await idle.shows("generation/0: 1,000 KV tokens")
     await asyncio.sleep(0.3)  # it has answered
-    run.second.stopped = True
-    while "killed" not in run.second.calls:
+    idle.second.stopped = True
+    while "killed" not in idle.second.calls:
         await asyncio.sleep(0.01)
-    assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in run.shown)
-    run.second.stopped = False
-    run.second.hold.set()
-    await run.replicas.serving()
-    assert "generation/1 was lost (ActorUnavailableError) and starts again" in run.shown
-    await run.shows("generation/1: 1,000 KV tokens")
-    await run.close()
-
-
-@pytest.fixture
-async def run(logged: Logged) -> AsyncIterator[Run]:
-    started = Run(logged)
-    started.replicas.start()
-    await started.replicas.serving()
-    yield started
-    await started.close()
+    assert any(line.startswith("generation/1 was silent for") and "(limit 1.5 s)" in line for line in idle.shown)
+    idle.second.stopped = False
+    idle.second.hold.set()
+    await idle.replicas.serving()
+    assert "generation/1 was lost (ActorUnavailableError) and starts again" in idle.shown
+    await idle.shows("generation/1: 1,000 KV tokens")
 
 
 async def test_a_balancer_that_restarted_empty_gets_what_was_known_when_the_newest_version_was_published(run: Run):
@@ -421,71 +420,60 @@ async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_b
     assert run.second.calls == ["start", "serve", 1, "killed", "start", 1, "serve"]
 
 
-async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(logged: Logged):
-    started = Run(logged)
-    started.second.no_start = 1
-    started.replicas.start()
+@pytest.mark.parametrize(
+    "waits_for_it",
+    [lambda run: run.replicas.serving(), lambda run: run.watchdog.guard(asyncio.Event().wait())],
+    ids=["the rollouts", "nobody yet, as in fine-tuning before the first publish"],
+)
+async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(idle: Run, waits_for_it: Any):
+    idle.second.no_start = 1
+    idle.replicas.start()
     with pytest.raises(EngineError):
-        await started.replicas.serving()
-    assert started.second.calls == ["start"]
-    await started.close()
-
-
-async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits_for_it_yet(logged: Logged):
-    """As in supervised fine-tuning, before the first publish."""
-    started = Run(logged)
-    started.second.no_start = 1
-    started.replicas.start()
-    with pytest.raises(EngineError):
-        await asyncio.wait_for(started.watchdog.guard(asyncio.Event().wait()), 60)
-    assert "generation/1 did not start: EngineError: its engine process was killed" in started.shown
-    await started.close()
+        await asyncio.wait_for(waits_for_it(idle), 60)
+    assert idle.second.calls == ["start"]
+    assert "generation/1 did not start: EngineError: its engine process was killed" in idle.shown
 
 
 async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replicas_that_serve(
-    monkeypatch: pytest.MonkeyPatch, logged: Logged
+    monkeypatch: pytest.MonkeyPatch, idle: Run
 ):
     monkeypatch.setattr(replicas, "REPORT_WAIT_AFTER_S", 0.05)
-    started = Run(logged)
-    started.second.hold.clear()
-    started.replicas.start()
-    await started.shows("generation/0: 1,000 KV tokens")
-    serving = asyncio.ensure_future(started.replicas.serving())
+    idle.second.hold.clear()
+    idle.replicas.start()
+    await idle.shows("generation/0: 1,000 KV tokens")
+    serving = asyncio.ensure_future(idle.replicas.serving())
     await asyncio.sleep(0.05)
     assert not serving.done()
     assert "driver has waited 0 s for generation (engines of generation/1)" in [
         wait.line(wait.since_s) for wait in waits._open.values()
     ]
-    started.second.node.clear()
-    started.second.kill()
+    idle.second.node.clear()
+    idle.second.kill()
     await asyncio.wait_for(serving, 60)
-    await started.shows("generation/1 waits for its process, or a node: 1 of 2 replicas serve")
-    await started.replicas.publish(FIRST)
-    started.second.hold.set()
-    started.second.node.set()
-    await started.shows("generation/1: 1,000 KV tokens")
-    assert started.second.calls == ["start", 1, "serve"]
-    await started.close()
+    await idle.shows("generation/1 waits for its process, or a node: 1 of 2 replicas serve")
+    await idle.replicas.publish(FIRST)
+    idle.second.hold.set()
+    idle.second.node.set()
+    await idle.shows("generation/1: 1,000 KV tokens")
+    assert idle.second.calls == ["start", 1, "serve"]
 
 
-async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait(logged: Logged):
-    started = Run(logged)
-    for worker in (started.first, started.second):
+async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait(idle: Run):
+    for worker in (idle.first, idle.second):
         worker.hold.clear()
         worker.node.clear()
-    started.replicas.start()
+    idle.replicas.start()
     await asyncio.sleep(0)
-    for worker in (started.first, started.second):
+    for worker in (idle.first, idle.second):
         worker.kill()
     await asyncio.sleep(0.1)
     assert "driver has waited 0 s for Ray (a node for generation/1)" in [
         wait.line(wait.since_s) for wait in waits._open.values()
     ]
     with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): their node was lost"):
-        await asyncio.wait_for(started.replicas.serving(), 60)
+        await asyncio.wait_for(idle.replicas.serving(), 60)
     with pytest.raises(RStarError):
-        await started.watchdog.guard(asyncio.Event().wait())
-    await started.close()
+        await idle.watchdog.guard(asyncio.Event().wait())
 
 
 @pytest.mark.parametrize(
