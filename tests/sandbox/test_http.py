@@ -6,6 +6,7 @@ import io
 import json
 import resource
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import msgpack
@@ -27,15 +28,25 @@ pytestmark = [pytest.mark.isolated, pytest.mark.asyncio(loop_scope="session")]
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
 
 
+@contextlib.asynccontextmanager
+async def serving(pool: SandboxPool, **settings: Any) -> AsyncIterator[str]:
+    runner, port = await start_server(pool, ServerConfig(port=0, **settings))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def connection(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+
+
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def url(pool: SandboxPool) -> AsyncIterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "LINGER_S", 0.1)
-        runner, port = await start_server(
-            pool, ServerConfig(port=0, limits=derived.program(wall_s=40.0))
-        )  # for a busy machine
-    yield f"http://127.0.0.1:{port}"
-    await runner.cleanup()
+        async with serving(pool, limits=derived.program(wall_s=40.0)) as address:  # for a busy machine
+            yield address
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
@@ -63,12 +74,9 @@ async def test_a_program_runs_and_is_compared(http: aiohttp.ClientSession, url: 
 
 async def test_a_time_out_reads_as_in_code_judge(http: aiohttp.ClientSession, pool: SandboxPool):
     endless = python("print('so far', end='', flush=True)\nwhile True: pass", input="a", expected_output="a")
-    runner, port = await start_server(pool, ServerConfig(port=0, limits=derived.program(cpu_s=0.2, wall_s=40.0)))
-    try:
-        _, answer = await post(http, f"http://127.0.0.1:{port}/run", endless)
-        _, verdict = await post(http, f"http://127.0.0.1:{port}/judge", endless)
-    finally:
-        await runner.cleanup()
+    async with serving(pool, limits=derived.program(cpu_s=0.2, wall_s=40.0)) as url:
+        _, answer = await post(http, f"{url}/run", endless)
+        _, verdict = await post(http, f"{url}/judge", endless)
     assert (answer["success"], answer["run_success"], answer["reason"]) == (False, False, "worker_timeout")
     assert answer["stdout"] == "so farSuicide from timeout.\n"
     assert set(verdict) == FIELDS - {"stdout", "stderr"} and verdict["reason"] == "worker_timeout"
@@ -175,18 +183,15 @@ async def test_our_client_gets_whole_results_and_one_run_per_id(url: str, pool: 
 async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.ClientSession):
     with pytest.raises(ConfigError, match="SANDBOX_TOKEN"):
         ServerConfig(host="0.0.0.0")
-    runner, port = await start_server(pool, ServerConfig(port=0, token="let-me-in"))
-    try:
-        status, _ = await post(http, f"http://127.0.0.1:{port}/run", python("1"))
+    async with serving(pool, token="let-me-in") as url:
+        status, _ = await post(http, f"{url}/run", python("1"))
         assert status == 401
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await connection(url)
         writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
         writer.close()
-        async with HttpSandbox(f"http://127.0.0.1:{port}", token="let-me-in") as client:
+        async with HttpSandbox(url, token="let-me-in") as client:
             assert (await client.run(ExecutionRequest(code="print(2)"))).stdout == "2\n"
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize(
@@ -222,9 +227,8 @@ async def test_level_process_needs_a_token_on_the_loopback_too(http: aiohttp.Cli
     async with derived.pool(only="process", slots=1, warm=("lean",)) as trusting:
         with pytest.raises(ConfigError, match="SANDBOX_TOKEN"):
             await start_server(trusting, ServerConfig(port=0))
-        runner, port = await start_server(trusting, ServerConfig(port=0, token="let-me-in"))
-        assert (await post(http, f"http://127.0.0.1:{port}/run", python("1")))[0] == 401
-        await runner.cleanup()
+        async with serving(trusting, token="let-me-in") as url:
+            assert (await post(http, f"{url}/run", python("1")))[0] == 401
 
 
 async def test_an_id_stands_for_one_program(http: aiohttp.ClientSession, url: str):
@@ -260,18 +264,15 @@ def head(length: int) -> bytes:
 
 
 async def test_a_body_too_large_is_refused_before_it_is_read(url: str):
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-    head = (
-        "POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n\r\n"
-    )
-    writer.write(head.encode() + b"{" * 1000)
+    reader, writer = await connection(url)
+    writer.write(head(1 << 30) + b"{" * 1000)
     assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 413 ")
     writer.close()
 
 
 async def test_a_body_that_does_not_come_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bodies, "PAUSE_S", 0.2)
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    reader, writer = await connection(url)
     writer.write(head(100) + b"{")
     assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 408 ")
     writer.close()
@@ -317,7 +318,7 @@ JSON_HEAD = b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 async def test_what_has_no_end_or_two_meanings_is_a_bad_request(
     url: str, sent: bytes, caplog: pytest.LogCaptureFixture
 ):
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    reader, writer = await connection(url)
     writer.write(sent)
     assert (await asyncio.wait_for(reader.read(30), 60)).startswith(b"HTTP/1.0 400 ")
     writer.transport.abort()
@@ -326,32 +327,26 @@ async def test_what_has_no_end_or_two_meanings_is_a_bad_request(
 
 async def test_idle_connections_make_room_for_those_that_ask(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "room_for_connections", lambda: 8)
-    runner, port = await start_server(pool, ServerConfig(port=0))
-    try:
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+    async with serving(pool) as url:
+        idle = [await connection(url) for _ in range(30)]
         async with aiohttp.ClientSession() as http:
             for _ in range(3):
-                async with http.get(f"http://127.0.0.1:{port}/status") as answer:
+                async with http.get(f"{url}/status") as answer:
                     assert answer.status == 200
         ends = [reader.at_eof() or reader.exception() is not None for reader, _ in idle]
         assert sum(ends) >= 22
         for _, writer in idle:
             writer.close()
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_connection_that_never_asks_is_closed(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections, "HEADERS_S", 0.1)
-    runner, port = await start_server(pool, ServerConfig(port=0))
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with serving(pool) as url:
+        reader, writer = await connection(url)
         writer.write(b"GET /status HT")
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
-    finally:
-        await runner.cleanup()
 
 
 async def test_cpp_is_compiled_and_run_in_the_sandbox(http: aiohttp.ClientSession, url: str):
@@ -374,7 +369,7 @@ async def test_cpp_is_compiled_and_run_in_the_sandbox(http: aiohttp.ClientSessio
 async def test_what_is_sent_while_a_program_runs_is_not_taken_in(url: str, more: str, rest: bytes):
     """The sender has to wait; what neither has read lies in the two sockets. The last: its program keeps a worker."""
     body = json.dumps({"code": "import time\ntime.sleep(6)"}).encode()
-    _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    _, writer = await connection(url)
     head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     sent = 0

@@ -26,17 +26,14 @@ async def test_a_byte_order_mark_before_a_program_is_not_part_of_it(pool: Sandbo
     assert (await run(pool, "x = '\ufeff'\nprint(len(x))")).stdout == "1\n"
 
 
-async def test_a_program_that_prints_nothing_shows_its_last_value(pool: SandboxPool):
-    assert tool_text(await run(pool, "x = 6\nx * 7")) == "42"
-    assert tool_text(await run(pool, "'a' + 'b'")) == "'ab'"
-    assert tool_text(await run(pool, "None")) == ""
-    assert tool_text(await run(pool, "1 + 1;")) == ""
-    assert tool_text(await run(pool, "print('p')\n5")) == "p"
-
-
 @pytest.mark.parametrize(
     "code, shown",
     [
+        ("x = 6\nx * 7", "42"),
+        ("'a' + 'b'", "'ab'"),
+        ("None", ""),
+        ("1 + 1;", ""),
+        ("print('p')\n5", "p"),
         ("5; # quiet", ""),
         ("(5) ;", ""),
         ("'é'  \\\n  ;\n", ""),
@@ -52,7 +49,9 @@ async def test_a_program_that_prints_nothing_shows_its_last_value(pool: SandboxP
         ("1 if 1 else print('a') # print(2)", "1"),
     ],
 )
-async def test_the_last_value_is_shown_as_ipython_would(pool: SandboxPool, code: str, shown: str):
+async def test_a_program_that_prints_nothing_shows_its_last_value_as_ipython_would(
+    pool: SandboxPool, code: str, shown: str
+):
     assert tool_text(await run(pool, code)) == shown
 
 
