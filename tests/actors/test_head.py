@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
 from actors.health.head import HeadProbe
+from tests.processes import wait_for_end
 
 
 class Head:
@@ -109,7 +109,4 @@ Ending.status = 130
 def test_a_process_whose_end_hangs_ends_anyway_and_with_it_what_it_started():
     ended = subprocess.run([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, timeout=60)
     assert ended.returncode == 130  # as it was to
-    child, until_s = int(ended.stdout), time.monotonic() + 60
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_for_end(int(ended.stdout))

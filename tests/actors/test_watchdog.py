@@ -27,6 +27,7 @@ from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.durable import read_json
 from tests.logged import Logged
+from tests.processes import wait_for_end
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
 LOST_SERVER = {"msg": "1 servers of its pool were lost", "levelno": 30, "name": "sandbox.worker_groups"}
@@ -347,7 +348,4 @@ print(child.stdout.readline().decode())
 def test_an_actor_ends_some_time_after_its_raylet_where_ray_does_not_end_it():
     """Its end waits for the head's answer."""
     parent = subprocess.run([sys.executable, "-c", RAYLET, ORPHAN], stdout=subprocess.PIPE, timeout=60, check=True)
-    pid, until_s = int(parent.stdout), time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_for_end(int(parent.stdout))

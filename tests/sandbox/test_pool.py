@@ -18,6 +18,7 @@ from sandbox.pool import SandboxPool
 from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest
 from tests import derived
+from tests.processes import descendants
 
 pytestmark = [pytest.mark.isolated, pytest.mark.asyncio(loop_scope="session")]
 LEAN = ("lean",)
@@ -27,25 +28,6 @@ SLEEP = ExecutionRequest(code="import time\ntime.sleep(60)", limits=derived.prog
 
 def sleeping(seconds: float) -> ExecutionRequest:
     return ExecutionRequest(code=f"import time\ntime.sleep({seconds})\nprint('slept')")
-
-
-def descendants(root: int) -> set[int]:
-    """Process ids below `root`, read from /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents[int(entry.name)] = int(fields[1])
-    below = {root}
-    while True:
-        more = {child for child, parent in parents.items() if parent in below} - below
-        if not more:
-            return below - {root}
-        below |= more
 
 
 def busy_workers(pool: SandboxPool) -> list[WorkerHandle]:
@@ -174,17 +156,17 @@ async def test_cancelling_a_call_ends_its_program():
 
 
 async def test_closing_drains_then_ends_every_process():
-    before = descendants(os.getpid())
+    before = descendants()
     pool = derived.pool(slots=2, warm=LEAN)
     await pool.start()
     short = asyncio.ensure_future(pool.run(sleeping(0.3)))
     await asyncio.sleep(0)
-    assert descendants(os.getpid()) > before
+    assert descendants() > before
     await pool.close(drain_s=30)
     assert (await short).stdout == "slept\n"
     with pytest.raises(SandboxClosed):
         await pool.run(ExecutionRequest(code="1"))
-    await until(lambda: not descendants(os.getpid()) - before)
+    await until(lambda: not descendants() - before)
 
 
 async def test_without_draining_waiting_calls_end_in_an_error():

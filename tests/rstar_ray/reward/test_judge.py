@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import pickle
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from rstar_ray.reward.judge import MAX_TRIES, JudgeFn, Judgement, Retrying, make
 from rstar_ray.reward.own_function import check_own_reward
 from rstar_ray.trajectory import Problem, StopReason, ToolCall, ToolResult, Transcript, TranscriptTurn
 from tests.fakes import answer
+from tests.processes import wait_for_end
 
 Own = Callable[..., Retrying]
 """Makes the judge of a reward by its settings."""
@@ -195,7 +194,7 @@ async def test_an_own_function_is_asked_in_a_separate_process_and_killed_with_al
     hurried = own("mine:reward", deadline_s=0.3)
     with pytest.raises(JudgeError, match=r"no answer within 0.3 s"):
         await hurried("hang", one)
-    await _gone(int(started.read_text()))
+    await asyncio.to_thread(wait_for_end, int(started.read_text()))
     coroutine = own("mine:slowly")
     assert await coroutine("yes", one) == Judgement(1.0)
 
@@ -239,20 +238,6 @@ async def test_the_function_in_the_documentation_works(tmp_path: Path, own: Own)
     lengths = (16_384, 18_432, 20_480)
     assert [await reward(answer("21"), tokens) for tokens in lengths] == [1.0, 0.5, -2.0]
     assert [await reward(answer("20"), tokens) for tokens in lengths] == [-1.0, -1.5, -2.0]
-
-
-async def _gone(pid: int) -> None:
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return
-        if state == "Z":
-            return
-        await asyncio.sleep(0.01)
-    os.kill(pid, 9)
-    raise AssertionError("what the function started lives on")
 
 
 @pytest.mark.parametrize(
