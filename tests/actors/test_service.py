@@ -162,17 +162,15 @@ class Stage:
         return await with_restarts(self.run, restart=self.restart, since=since)
 
 
-async def test_after_a_loss_the_learner_starts_again_and_then_the_stage(logged: list[str]):
-    stage = Stage([4])
+@pytest.mark.parametrize("lost_again", [0, 1])
+async def test_after_a_loss_the_learner_starts_again_and_then_the_stage_and_a_loss_in_that_counts_like_another(
+    lost_again: int, logged: list[str]
+):
+    stage = Stage([4], restarts_lost=lost_again)
     assert await stage.until_done() == "done"
-    assert stage.calls == ["stage", "restart", "stage"]
-    assert logged == ["learner/rank-0 died; the learner starts again from the checkpoint of step 4"]
-
-
-async def test_a_loss_in_the_restart_counts_like_another():
-    stage = Stage([4], restarts_lost=1)
-    assert await stage.until_done() == "done"
-    assert stage.calls == ["stage", "restart", "restart", "stage"]
+    assert stage.calls == ["stage", "restart", *["restart"] * lost_again, "stage"]
+    assert logged[0] == "learner/rank-0 died; the learner starts again from the checkpoint of step 4"
+    assert len(logged) == 1 + lost_again
 
 
 async def test_any_number_of_losses_is_tolerated_while_checkpoints_come_in_between():

@@ -13,9 +13,9 @@ from recipes.evaluate import EVALUATE
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from rstar_ray.config import RunConfig
-from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.tiny.tokenizer import make_tokenizer
+from tests.fakes import Enough, enough
 
 TINY = ["--scale", "tiny"]
 
@@ -40,11 +40,8 @@ def asked(*options: str) -> RunConfig:
 async def test_in_a_talk_it_is_shown_beside_the_answer_before_the_engine_comes_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def settings(*_: object, **__: object) -> None:
-        raise Enough("that will do")
-
     model = trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
-    monkeypatch.setattr("actors.generation.served_adapter.adapter_to_serve", settings)
+    monkeypatch.setattr("actors.generation.served_adapter.adapter_to_serve", enough)
     with pytest.raises(Enough):
         async with own_talker(str(model), TalkConfig()):
             pass
@@ -52,18 +49,12 @@ async def test_in_a_talk_it_is_shown_beside_the_answer_before_the_engine_comes_u
     assert said.out == "" and said.err.endswith("give --chat.before Calc:\n")
 
 
-class Enough(RStarError): ...
-
-
 @pytest.mark.parametrize("what", ["the next stage", "an evaluation"])
 def test_it_is_logged_before_anything_starts(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
-    def connected() -> None:
-        raise Enough("that will do")
-
     for command in ("run", "evaluation"):
-        monkeypatch.setattr(f"actors.launch.{command}.connect", connected)
+        monkeypatch.setattr(f"actors.launch.{command}.connect", enough)
     trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
     options = [*TINY, "--run-dir", str(tmp_path / "run"), "--rollout.instruct"]
     if what == "the next stage":

@@ -17,27 +17,22 @@ from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import may_change
 from rstar_ray.data.order import digest_of_problems
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.tiny.tokenizer import make_tokenizer
+from tests.fakes import Enough, enough
 
 pytestmark = pytest.mark.usefixtures("without_fsync", "goes_no_further")
 TINY = ["--scale", "tiny"]
 SAID = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
 
 
-class Enough(RStarError): ...
-
-
 @pytest.fixture
 def goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connected() -> None:
-        raise Enough("that will do")
-
     for command in ("run", "evaluation"):
-        monkeypatch.setattr(f"actors.launch.{command}.connect", connected)
+        monkeypatch.setattr(f"actors.launch.{command}.connect", enough)
 
 
 def rows(path: Path, all_rows: Sequence[Any]) -> Path:

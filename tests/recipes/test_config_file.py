@@ -19,7 +19,8 @@ from recipes.stage3 import STAGE_3
 from rstar_ray.config import RunConfig, idle, leaves
 from rstar_ray.config.options import as_toml, with_config_file
 from rstar_ray.config.recipe import Recipe
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError
+from tests.fakes import Enough, enough
 
 
 def written(path: Path, text: str) -> str:
@@ -105,13 +106,10 @@ def test_an_evaluation_takes_the_settings_of_a_stage_but_not_the_model_it_starte
 
 
 def test_a_run_writes_its_settings_beside_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def connected() -> None:
-        raise RStarError("that will do")
-
-    monkeypatch.setattr("actors.launch.run.connect", connected)
+    monkeypatch.setattr("actors.launch.run.connect", enough)
     options = ["--scale", "tiny", "--run-dir", str(tmp_path / "run"), "--sft.steps", "12"]
     configs = parse([SFT], options)
-    with pytest.raises(RStarError):
+    with pytest.raises(Enough):
         run(configs)
     (again,) = parse([SFT], ["--config", str(tmp_path / "run" / "sft.toml")])
     same: Any = asdict(again)

@@ -11,6 +11,18 @@ from actors.launch import ray_connection as connect
 from rstar_ray.errors import ConfigError, RStarError
 
 
+def ray_that_raises(patch: pytest.MonkeyPatch, faults: list[Exception], **environment: str) -> None:
+    """One by one, in place of Ray's own start."""
+
+    def init(**_: Any) -> None:
+        raise faults.pop(0)
+
+    patch.setattr(connect, "require_token_auth", lambda: None)
+    patch.setattr(connect.os, "environ", environment)
+    patch.setattr(ray, "is_initialized", lambda: False)
+    patch.setattr(ray, "init", init)
+
+
 @pytest.mark.parametrize(
     ("said", "error"),
     [("The current node timed out during startup. This could happen", RStarError), ("another fault", RuntimeError)],
@@ -18,13 +30,7 @@ from rstar_ray.errors import ConfigError, RStarError
 def test_a_ray_that_is_too_slow_to_start_is_a_line_and_any_other_fault_keeps_its_own(
     said: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ):
-    def init(**_: Any) -> None:
-        raise RuntimeError(said)
-
-    monkeypatch.setattr(connect, "require_token_auth", lambda: None)
-    monkeypatch.setattr(connect.os, "environ", {})
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
+    ray_that_raises(monkeypatch, [RuntimeError(said)])
     with pytest.raises(error, match=said.partition(".")[0]):
         connect.connect()
 
@@ -55,14 +61,7 @@ def test_a_cluster_with_another_token_is_refused_by_where_ours_is_from(
 ):
     said: list[Exception] = [ConnectionError("no answer"), RuntimeError("Unauthenticated: InvalidAuthToken")]
     said[0].__cause__ = AuthenticationError("Authentication failed: the token is not valid")
-
-    def init(**_: Any) -> None:
-        raise said.pop(0)
-
-    monkeypatch.setattr(connect, "require_token_auth", lambda: None)
-    monkeypatch.setattr(connect.os, "environ", {"RAY_ADDRESS": "head:6379", **environment})
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
+    ray_that_raises(monkeypatch, said, RAY_ADDRESS="head:6379", **environment)
     while said:
         with pytest.raises(ConfigError) as caught:
             connect.connect()

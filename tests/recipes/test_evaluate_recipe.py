@@ -18,13 +18,13 @@ from actors.launch.evaluation import launch_evaluation
 from actors.weights import model_parameters
 from recipes.evaluate import EVALUATE
 from rstar_ray.config import RunConfig
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.request_digest import plugin_digest
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import RolloutRequest
-from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, fake_context
+from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, enough, fake_context
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 PROBLEMS = adding_problems(6)
@@ -154,9 +154,6 @@ def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says
     assert logged == [f"node-1 do not see {tmp_path} (there is none): {rest}"]
 
 
-class Enough(RStarError): ...
-
-
 def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_beside(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -170,9 +167,6 @@ def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_be
                 launch_evaluation(EVALUATE, [*options, *more])
             statuses.append(ended.value.code)  # type: ignore[arg-type]
         enough()
-
-    def enough() -> None:
-        raise Enough("that will do")
 
     monkeypatch.setattr(evaluation, "connect", beside)
     (tmp_path / "run").mkdir()
