@@ -7,9 +7,7 @@ from markdown_it import MarkdownIt
 
 from rstar_ray.report import write
 from rstar_ray.report.__main__ import main
-from rstar_ray.report.findings import (
-    before_after,
-)
+from rstar_ray.report.findings import before_after
 from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report, page_data
 from rstar_ray.report.run_record import read_run

@@ -10,10 +10,7 @@ import pytest
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout
 from rstar_ray.config import RunConfig
-from rstar_ray.data.overlap import (
-    _shingles,
-    near_duplicates,
-)
+from rstar_ray.data.overlap import _shingles, near_duplicates
 from rstar_ray.rollouts import (
     DroppedRollout,
     FinishedRollout,

@@ -11,19 +11,12 @@ from scheduler.balancer import Balancer
 from scheduler.expected_kv.estimate import LengthEstimate
 from scheduler.expected_kv.learned import Learned
 from scheduler.records import RolloutLoad, TurnReport
-from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorResult, SimulatorSettings
-from scheduler.traces.stage_traces import STAGES, synthetic
+from scheduler.simulator.simulate import Simulator, SimulatorResult
+from scheduler.traces.stage_traces import synthetic
+from tests.scheduler.test_simulator import STAGE, settings
 
 MOST = 8_000
-STAGE = STAGES["stage1"]
-SETTINGS = SimulatorSettings(
-    replicas=2,
-    shape=EngineShape(kv_tokens=40_000, max_running=1_024),
-    cost=MI300X_14B,
-    max_response_tokens=STAGE.max_response_tokens,
-    max_turns=STAGE.max_turns,
-)
+SETTINGS = settings(40_000)
 
 
 def step(estimate: LengthEstimate, seed: int) -> None:

@@ -5,20 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
+from scheduler.simulator.simulate import Simulator
 from scheduler.simulator.steps import LearnerTime, SimulatedSteps, StepsSimulator
-from scheduler.traces.stage_traces import STAGES, synthetic
+from scheduler.traces.stage_traces import synthetic
 from scheduler.traces.trace import TraceRollout
+from tests.scheduler.test_simulator import STAGE, settings
 
-STAGE = STAGES["stage1"]
-SETTINGS = SimulatorSettings(
-    replicas=2,
-    shape=EngineShape(kv_tokens=60_000, max_running=1_024),
-    cost=MI300X_14B,
-    max_response_tokens=STAGE.max_response_tokens,
-    max_turns=STAGE.max_turns,
-)
+SETTINGS = settings(60_000)
 TURNS = LearnerTime(learn_s=60.0, engines_pause_s=60.0, publish_s=2.0)
 
 
