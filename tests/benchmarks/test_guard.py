@@ -1,6 +1,5 @@
 """Where everything would fit at once, and where it would not: what holding back costs, and what it saves."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,16 +17,15 @@ def step(name: str, demand: float, rule: str, *, later: bool = False) -> Simulat
     """One whose peak, all rollouts started at once, would be this multiple of all caches."""
     kind = KINDS[name]
     now, before = (draw(kind, groups=GROUPS, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
+    kv_tokens = max(int(demand_tokens(now) / demand / REPLICAS), 3 * kind.max_response_tokens)
     settings = SimulatorSettings(
         replicas=REPLICAS,
-        shape=EngineShape(kv_tokens=1, max_running=1_024),
+        shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024),
         cost=MI300X_14B,
         max_response_tokens=kind.max_response_tokens,
         max_turns=kind.max_turns,
     )
-    kv_tokens = max(int(demand_tokens(now) / demand / REPLICAS), 3 * kind.max_response_tokens)
-    shaped = replace(settings, shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024))
-    return Simulator(now, rule, shaped, history=before if later else ()).run()
+    return Simulator(now, rule, settings, history=before if later else ()).run()
 
 
 def seconds(name: str, demand: float, *, later: bool = False) -> float:
