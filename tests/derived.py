@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.small import SMALL
+from recipes.stage1 import STAGE_1
 from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, SandboxConfig, with_values
+from rstar_ray.config.scales import at_scale
 from sandbox.cgroups import Groups
 from sandbox.isolation import IsolationLevel
 from sandbox.limits import Limits, standard_limits
@@ -15,7 +17,16 @@ from scheduler.planner.capacity import Pools, pools_of
 
 def small_config(**values: Any) -> RunConfig:
     """The small configuration with changes; `engine__replicas` means engine.replicas."""
-    return with_values(SMALL, {name.replace("__", "."): value for name, value in values.items()})
+    return with_values(SMALL, _with_dots(values))
+
+
+def stage_1(scale: str, **values: Any) -> RunConfig:
+    """Stage 1 at this scale, with changes named as for `small_config`."""
+    return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), _with_dots(values))
+
+
+def _with_dots(values: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("__", "."): value for name, value in values.items()}
 
 
 def loss(**changes: Any) -> AlgorithmConfig:

@@ -42,7 +42,6 @@ from rstar_ray.trajectory import (
     ToolMemory,
     ToolResult,
     Trajectory,
-    TrajectorySummary,
 )
 from scheduler.balancer import Balancer
 from scheduler.records import Cancel, Grant, Move, Registration, RolloutLoad
@@ -430,15 +429,6 @@ def request(problem: Problem | None = None, *, limits: RolloutLimits = LIMITS, r
     return RolloutRequest(
         rollout_id=rollout_id, group_id="g", problem=problem, seed=7, limits=limits, sampling=MODELS_OWN
     )
-
-
-def summary(rollout_id: str = "r", **changes: object) -> TrajectorySummary:
-    plain = TrajectorySummary(
-        rollout_id=rollout_id, group_id="g", problem_id="p", reward=1.0, num_calls=1, num_failed=0, num_answers=1,
-        num_turns=2, num_prompt_tokens=5, num_response_tokens=20, num_sampled_tokens=15,
-        stop_reason=StopReason.ANSWERED,
-    )  # fmt: skip
-    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 class InProcess:

@@ -15,18 +15,11 @@ from actors.cluster.placement import (
     plan_layout,
     refuse_small_cluster,
 )
-from recipes.stage1 import STAGE_1
-from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.gpus import weight_way
-from rstar_ray.config.scales import at_scale
 from rstar_ray.errors import ConfigError
+from tests.derived import stage_1 as config
 
 MI300X_NODE = {"GPU": 8.0, "CPU": 96.0, "memory": 1e12, "node:10.0.0.1": 1.0}
-
-
-def config(scale: str, **values: Any) -> RunConfig:
-    named = {name.replace("__", "."): value for name, value in values.items()}
-    return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), named)
 
 
 APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}

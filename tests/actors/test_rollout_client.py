@@ -24,7 +24,7 @@ from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.served_weights import WeightsRecord
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
 from scheduler.records import Cancel, Grant
-from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
+from tests.fakes import CharChat, Local, adding_problems, registration, request
 from tests.rstar_ray import fabricate
 
 
@@ -65,6 +65,10 @@ TRAJECTORY = fabricate.trajectory(adding_problems(1)[0], [("It is 1.", "", None)
 
 async def no_loss(name: str, lost: Exception) -> None:
     raise AssertionError(f"{name} was lost") from lost
+
+
+def summary(rollout_id: str = "r", **changes: Any) -> TrajectorySummary:
+    return replace(fabricate.summary(), rollout_id=rollout_id, **changes)
 
 
 def client_of(balancer: Any, chat: CharChat | None = None, **parts: Any) -> RolloutClient:

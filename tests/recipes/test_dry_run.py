@@ -1,7 +1,6 @@
 """Who sits where on fake nodes: what would be wrong, what is shown; and once on a cluster that Ray started here."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -9,20 +8,15 @@ from actors.cluster.bundles import Seat
 from actors.cluster.placement import plan_layout
 from actors.launch.placement_dry_run import Seating, as_text, dry_run, problems
 from recipes.plan import parsed
-from recipes.stage1 import STAGE_1
-from rstar_ray.config import RunConfig, with_values
-from rstar_ray.config.scales import MACHINES, Machines, at_scale
+from rstar_ray.config import with_values
+from rstar_ray.config.scales import MACHINES, Machines
 from rstar_ray.errors import ConfigError
+from tests.derived import stage_1 as config
 
 TWO_BY_TWO = Machines(nodes=2, gpus=2, cpus=16)
 
 
-def config(scale: str = "gpu-8", **values: Any) -> RunConfig:
-    named = {name.replace("__", "."): value for name, value in values.items()}
-    return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), named)
-
-
-FOUR = config(engine__replicas=4, learner__ranks=4, sandbox__executors=2)
+FOUR = config("gpu-8", engine__replicas=4, learner__ranks=4, sandbox__executors=2)
 
 
 def seating(*, order: tuple[int, ...] = (0, 1, 2, 3)) -> Seating:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from tests.rstar_ray.chat.shapes import SHAPES, WITHOUT_A_PARSER, shaped
 PROBLEM = Problem(id="p", problem="What is 1+1?", answer="2")
 CODE = 'print("<b> ünï")\nx = [1, 2]'
 CALL = {"type": "function", "function": {"name": "python", "arguments": {"code": CODE}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 SYSTEM = {"role": "system", "content": "Be brief."}
 SPACED = [name for name, shape in SHAPES.items() if shape.spaces]
 
@@ -40,10 +40,6 @@ def chat_of_shape(name: str, path: Path) -> TokenizerChat:
 def as_one_text(chat: TokenizerChat, text: str) -> list[int]:
     """As whoever serves the model encodes a whole conversation."""
     return list(chat.tokenizer.encode(text, add_special_tokens=False))
-
-
-def calling(name: str = "python") -> dict[str, Any]:
-    return {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +76,7 @@ def test_prompt_and_results_are_the_tokens_of_the_template_s_whole_text(name: st
     prompt = chat.renderer.render(asked, tools, opens=True)
     assert chat.prompt_ids(PROBLEM) == as_one_text(chat, prompt)
     results = [{"role": "tool", "content": text, "name": "python"} for text in ('2 "two"', "NameError\n  x")]
-    whole = chat.renderer.render([*asked, calling(), *results], tools, opens=True)
+    whole = chat.renderer.render([*asked, CALLING, *results], tools, opens=True)
     answered = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=str(one["content"])) for one in results])
     ended = as_one_text(chat, chat.profile.call_end)[-1]
     assert as_one_text(chat, whole)[-len(answered) - 1 :] == [ended, *answered]
@@ -90,7 +86,7 @@ def test_prompt_and_results_are_the_tokens_of_the_template_s_whole_text(name: st
 def test_a_call_as_the_template_writes_it_is_read_back(name: str, tmp_path: Path):
     chat = chat_of_shape(name, tmp_path)
     before = chat.renderer.render([{"role": "user", "content": "q"}], None, opens=True)
-    after = chat.renderer.render([{"role": "user", "content": "q"}, calling()], None, opens=False)
+    after = chat.renderer.render([{"role": "user", "content": "q"}, CALLING], None, opens=False)
     head = before.removesuffix(chat.profile.prefill)
     said = after[len(head) :].removeprefix(chat.profile.prefill)
     said = said[: said.find(chat.profile.call_end.strip())]
