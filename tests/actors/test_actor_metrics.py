@@ -9,15 +9,11 @@ from actors.generation.rollout_traces import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.registry import PROCESS_METRICS
-from scheduler.records import ReplicaLoad, RolloutLoad
-from tests.fakes import KeptMetrics, registration
+from scheduler.records import ReplicaLoad
+from tests.fakes import KeptMetrics, load, registration
 from tests.rstar_ray.fabricate import example_trajectories
 
 LOAD = ReplicaLoad(kv_used_tokens=100, running=2, waiting=1, preemptions=3, policy_version=4, steps=50, at_tools=("a",))
-
-
-def rollout(name: str) -> RolloutLoad:
-    return RolloutLoad(rollout_id=name, group_id="g", prompt_tokens=64, max_response_tokens=500, max_turns=4)
 
 
 def declared(part: str) -> set[str]:
@@ -34,7 +30,7 @@ def test_a_balancer_tells_who_waits_and_what_is_full():
     async def play() -> None:
         service = BalancerService(meter=kept.meter)
         await service.register(registration("replica", 1_000, max_running=1, block_tokens=32))
-        await service.submit([(rollout(name), None) for name in "ab"])
+        await service.submit([(load(name), None) for name in "ab"])
         await service.next_orders("replica", 0, 5.0)
         await service.report("replica", [], LOAD)
         service.export()

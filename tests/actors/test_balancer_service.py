@@ -1,16 +1,13 @@
 """The balancer's RPCs, without Ray: payloads, numbered grants, deaths and restarts."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from actors.balancer_service import BalancerService
-from scheduler.records import NeverFits, ReplicaLoad, RolloutLoad, TurnReport
-from tests.fakes import next_orders, registration
-
-
-def load(name: str, *, group: str = "g", prompt: int = 10, most: int = 90) -> RolloutLoad:
-    return RolloutLoad(rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4)
+from scheduler.records import NeverFits, ReplicaLoad, TurnReport
+from tests.fakes import load, next_orders, registration
 
 
 def end(name: str, tokens: int = 50) -> TurnReport:
@@ -59,10 +56,7 @@ async def test_handed_back_rollouts_continue_from_their_new_payload():
     service = await with_one()
     service.balancer.set_serving("r0", False)
     await service.register(registration("r1", 1_000))
-    later = RolloutLoad(
-        rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
-        generated_tokens=30, turn=2,
-    )  # fmt: skip
+    later = replace(load("a", context=50, made=30), turn=2)
     await service.return_rollouts("r0", [(later, "resumed")])
     grants = await next_orders(service, "r1", 0, 1.0)
     assert [(g.payload, g.load.turn) for g in grants.admissions] == [("resumed", 2)]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ class FakeHost:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _Method(getattr(self, f"_{name}"))
+        return SimpleNamespace(remote=getattr(self, f"_{name}"))
 
     def killed(self) -> None:
         self.silent = self.stopped = False
@@ -119,11 +120,6 @@ class FakeHost:
     async def _held_up(self) -> bool:
         await self._answers()
         return self.silent
-
-
-class _Method:
-    def __init__(self, method: Any) -> None:
-        self.remote = method
 
 
 class Sandbox(AddingSandbox):

@@ -1,7 +1,7 @@
 """Recording trajectories with fakes in place of workers: a failure never ends a run."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +15,6 @@ from tests.logged import logged_lines
 REFS = [TrajectoryRef("first batch", 0), TrajectoryRef("first batch", 3), TrajectoryRef("second batch", 1)]
 
 
-class Method:
-    """A method as an actor's handle has it."""
-
-    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
-        self.remote = function
-
-
 class Worker:
     """Writes and tells; or does what `trouble` does instead."""
 
@@ -29,7 +22,7 @@ class Worker:
         self.name = name
         self.trouble = trouble
         self.asked: list[tuple[Any, ...]] = []
-        self.record = Method(self._record)
+        self.record = SimpleNamespace(remote=self._record)
 
     async def _record(self, *asked: Any) -> None:
         self.asked.append(asked)

@@ -10,9 +10,10 @@ import pytest
 from scheduler.balancer import Balancer
 from scheduler.expected_kv.estimate import LengthEstimate
 from scheduler.expected_kv.learned import Learned
-from scheduler.records import RolloutLoad, TurnReport
+from scheduler.records import TurnReport
 from scheduler.simulator.simulate import Simulator, SimulatorResult
 from scheduler.traces.stage_traces import synthetic
+from tests.fakes import load
 from tests.scheduler.test_simulator import STAGE, settings
 
 MOST = 8_000
@@ -70,7 +71,7 @@ def played(rule: str = "expected_kv") -> Balancer:
     simulator = Simulator(synthetic(STAGE, groups=8, siblings=8, seed=3), rule, SETTINGS)
     simulator.run()
     balancer = simulator.balancer
-    balancer.submit([load(f"other/{n}") for n in range(12)])
+    balancer.submit([load(f"other/{n}", group=f"other/{n}", most=500) for n in range(12)])
     balancer.decide()
     busy = balancer.state.rollouts["other/0"].replica
     assert busy is not None
@@ -88,10 +89,6 @@ def ends(balancer: Balancer, end: TurnReport) -> None:
     replica = balancer.state.rollouts[end.rollout_id].replica
     assert replica is not None
     balancer.report(replica.replica_id, [end])
-
-
-def load(name: str) -> RolloutLoad:
-    return RolloutLoad(rollout_id=name, group_id=name, prompt_tokens=10, max_response_tokens=500, max_turns=2)
 
 
 def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
