@@ -44,7 +44,7 @@ from rstar_ray.trajectory import (
     Trajectory,
 )
 from scheduler.balancer import Balancer
-from scheduler.records import Cancel, Grant, Move, Registration, RolloutLoad
+from scheduler.records import Cancel, Grant, Move, Registration, RolloutLoad, TurnReport
 
 A = TypeVar("A")
 END = 0  # the end-of-turn token
@@ -67,6 +67,13 @@ def load(
         rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4,
         context_tokens=context, generated_tokens=made,
     )  # fmt: skip
+
+
+def end(name: str, tokens: int = 50, *, truncated: bool = False) -> TurnReport:
+    """The end of a rollout like `load`'s that has sampled so many tokens in its only turn."""
+    return TurnReport(
+        rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, truncated=truncated, ended=True
+    )
 
 
 def fleet(rule: str, *capacities: int, max_running: int = 64) -> Balancer:

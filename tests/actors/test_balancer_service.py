@@ -7,11 +7,7 @@ import pytest
 
 from actors.balancer_service import BalancerService
 from scheduler.records import NeverFits, ReplicaLoad, TurnReport
-from tests.fakes import load, next_orders, registration
-
-
-def end(name: str, tokens: int = 50) -> TurnReport:
-    return TurnReport(rollout_id=name, context_tokens=10 + tokens, generated_tokens=tokens, turn=1, ended=True)
+from tests.fakes import end, load, next_orders, registration
 
 
 async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:

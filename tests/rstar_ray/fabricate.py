@@ -47,20 +47,16 @@ def trajectory(
         response_ids += encode(completion) + encode(after)
         loss_mask += [True] * len(completion) + [False] * len(after)
     outcomes = tuple(outcome for _, _, outcome in turns if outcome is not None)
+    told = summary(
+        problem.id, sibling, reward=reward, sampled=sum(loss_mask), response=len(response_ids), generate_s=0.0
+    )
     return Trajectory(
-        summary=TrajectorySummary(
-            rollout_id=f"{problem.id}/{sibling}",
-            group_id=problem.id,
-            problem_id=problem.id,
-            reward=reward,
+        summary=replace(
+            told,
             num_calls=len(outcomes),
             num_failed=sum(outcome.failed for outcome in outcomes),
-            num_answers=1,
             num_turns=len(turns),
             num_prompt_tokens=len(prompt_ids),
-            num_response_tokens=len(response_ids),
-            num_sampled_tokens=sum(loss_mask),
-            stop_reason=StopReason.ANSWERED,
             outcomes=outcomes,
         ),
         problem=problem,

@@ -26,7 +26,7 @@ from rstar_ray.trajectory import (
     ToolCall,
     ToolResult,
 )
-from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, answer, call, request
+from tests.fakes import LIMITS, AddingSandbox, CharChat, ScriptedEngine, answer, call, request
 from tests.rstar_ray.fabricate import summary
 
 # -- one rollout -------------------------------------------------------------------------------------------------------
@@ -35,9 +35,7 @@ CHAT = CharChat()
 
 
 def limits(response: int = 400, turns: int = 4, context: int = 1_000) -> RolloutLimits:
-    return RolloutLimits(
-        max_response_tokens=response, max_turns=turns, max_context_tokens=context, max_calls_per_turn=16
-    )
+    return replace(LIMITS, max_response_tokens=response, max_turns=turns, max_context_tokens=context)
 
 
 def begin(**more: int) -> RolloutState:

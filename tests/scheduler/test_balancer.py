@@ -9,13 +9,7 @@ from scheduler.balancer import RULES, Balancer
 from scheduler.records import Grant, ReplicaLoad, TurnReport
 from scheduler.state import QueueBlock, Rollout
 from scheduler.statistics import StepStatistics
-from tests.fakes import fleet, load, placements, registration
-
-
-def end(name: str, tokens: int, *, truncated: bool = False) -> TurnReport:
-    return TurnReport(
-        rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, truncated=truncated, ended=True
-    )
+from tests.fakes import end, fleet, load, placements, registration
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -80,15 +80,11 @@ def played(rule: str = "expected_kv") -> Balancer:
         end = TurnReport(
             rollout_id=f"other/{n}", context_tokens=30 + 9 * n, generated_tokens=10 + 5 * n, turn=1, ended=True
         )
-        ends(balancer, end)
+        replica = balancer.state.rollouts[f"other/{n}"].replica
+        assert replica is not None
+        balancer.report(replica.replica_id, [end])
     balancer.set_policy_version(1)
     return balancer
-
-
-def ends(balancer: Balancer, end: TurnReport) -> None:
-    replica = balancer.state.rollouts[end.rollout_id].replica
-    assert replica is not None
-    balancer.report(replica.replica_id, [end])
 
 
 def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
