@@ -5,7 +5,7 @@ import contextlib
 import io
 import json
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -29,7 +29,7 @@ FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reaso
 
 
 @contextlib.asynccontextmanager
-async def serving(pool: SandboxPool, **settings: Any) -> AsyncIterator[str]:
+async def serving(pool: SandboxPool, **settings: Any) -> AsyncGenerator[str]:
     runner, port = await start_server(pool, ServerConfig(port=0, **settings))
     try:
         yield f"http://127.0.0.1:{port}"
