@@ -1,6 +1,5 @@
 """What can be known of the files that a person brings is said, or refused, before Ray starts."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from tests.fakes import Enough, enough
+from tests.rstar_ray.fabricate import write_rows
 
 pytestmark = pytest.mark.usefixtures("without_fsync", "goes_no_further")
 TINY = ["--scale", "tiny"]
@@ -33,11 +33,6 @@ SAID = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant"
 def goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("run", "evaluation"):
         monkeypatch.setattr(f"actors.launch.{command}.connect", enough)
-
-
-def rows(path: Path, all_rows: Sequence[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in all_rows))
-    return path
 
 
 def problems(count: int, *lengths: int) -> list[dict[str, str]]:
@@ -53,7 +48,7 @@ def stage_1(tmp_path: Path, all_rows: Sequence[Any], *more: str) -> list[str]:
         "--run-dir",
         str(tmp_path / "run"),
         "--data.train",
-        str(rows(tmp_path / "mine.jsonl", all_rows)),
+        str(write_rows(tmp_path / "mine.jsonl", *all_rows)),
         *more,
     ]
 
@@ -95,7 +90,7 @@ def none_wrong(*_: object) -> None:
 def test_of_what_is_evaluated_on_nothing_is_left_out_and_a_line_says_what_counts_as_wrong(
     tmp_path: Path, logged: list[str]
 ):
-    exam = str(rows(tmp_path / "exam.jsonl", problems(3, 5_000)))
+    exam = str(write_rows(tmp_path / "exam.jsonl", *problems(3, 5_000)))
     with pytest.raises(Enough):
         run(parse([STAGE_1], stage_1(tmp_path, problems(3), "--data.heldout", exam)))
     line = ": 1 of 3 prompts do not fit into a context of 2048 tokens, such as that of problem 'p0' with "
@@ -121,7 +116,7 @@ def begun(config: Any, data: str) -> None:
 
 
 def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_damaged(tmp_path: Path):
-    exam = str(rows(tmp_path / "exam.jsonl", problems(3)))
+    exam = str(write_rows(tmp_path / "exam.jsonl", *problems(3)))
     (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9), "--data.heldout", exam))
     begun(config, digest_of_problems(training_problems(config)))
     run_dir = RunDir(tmp_path / "run")
@@ -141,7 +136,7 @@ def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_dam
 
 
 def sft_options(tmp_path: Path, count: int, *more: str) -> list[str]:
-    said = rows(tmp_path / "said.jsonl", [SAID] * count)
+    said = write_rows(tmp_path / "said.jsonl", *[SAID] * count)
     return [*TINY, "--run-dir", str(tmp_path / "run"), "--sft.data", str(said), "--sft.batch-size", "8", *more]
 
 

@@ -1,7 +1,6 @@
 """An evaluation from its command to its end, with fakes in place of actors: who may write, and how it ends."""
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -25,6 +24,7 @@ from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import RolloutRequest
 from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, enough, fake_context
+from tests.rstar_ray.fabricate import write_rows
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 PROBLEMS = adding_problems(6)
@@ -45,7 +45,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     model.mkdir()
     (model / "config.json").write_text("{}")
     rows = ({"id": one.id, "problem": one.problem, "answer": one.answer} for one in PROBLEMS)
-    exam.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(exam, *rows)
     place = ["--scale", "tiny", "--run-dir", str(tmp_path / "run"), "--model", str(model)]
     return [*place, "--evaluate.files", str(exam), "--evaluate.samples", "2"]
 

@@ -27,6 +27,12 @@ def encode(text: str) -> list[int]:
     return [ord(character) for character in text]
 
 
+def write_rows(path: Path, *rows: object) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def decode(token_ids: Sequence[int]) -> str:
     return "".join(map(chr, token_ids))
 

@@ -18,7 +18,7 @@ from rstar_ray.evaluation.figures import bootstrap_interval, evaluate, majority_
 from rstar_ray.evaluation.results import ResultLog
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
-from tests.rstar_ray.fabricate import results_of, summary
+from tests.rstar_ray.fabricate import results_of, summary, write_rows
 
 GOOD = {"id": "a", "problem": "1 + 1 = ?", "answer": "2"}
 
@@ -29,11 +29,6 @@ def problem(name: str, family: str = "", difficulty: float = 0.0) -> Problem:
 
 def rollouts(name: str, rewards: Sequence[float]) -> list[TrajectorySummary]:
     return [summary(name, sibling, reward=reward) for sibling, reward in enumerate(rewards)]
-
-
-def write_rows(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @given(st.integers(1, 7), st.data())

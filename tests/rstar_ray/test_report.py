@@ -13,7 +13,7 @@ from rstar_ray.report.page import html_report, page_data
 from rstar_ray.report.run_record import read_run
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
-from tests.rstar_ray.fabricate import run_directory
+from tests.rstar_ray.fabricate import run_directory, write_rows
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
@@ -68,7 +68,7 @@ def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and
         for row in rows:
             row["answer"] = row["problem"] = hostile
             row["turns"][-1]["completion"] = f"{hostile}<answer>{hostile}</answer>"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(file, *rows)
     report = write_report(path)
     assert not logged
     text = report.markdown_path.read_bytes().decode()
@@ -83,9 +83,7 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     path = run_directory(tmp_path / "run", stages={"stage1": 4})
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     empty = {"tool_error_rate_correct": None, "loss": None, "reward_mean": 0.0}
-    (path / "metrics.jsonl").write_text(
-        "".join(json.dumps(row | empty) + "\n" for row in rows if row["stage"] != "sft")
-    )
+    write_rows(path / "metrics.jsonl", *(row | empty for row in rows if row["stage"] != "sft"))
     for name in ("evaluations.jsonl", "launches.jsonl", "config.json"):
         (path / name).unlink()
     report = write_report(path)
@@ -127,9 +125,7 @@ def test_a_chart_has_the_title_of_its_figures_and_each_component_and_tool_a_char
     path = run_directory(tmp_path / "run", stages={"stage1": 3})
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     named = {"reward_component/length": -0.5, "tool_calls/python": 1.5, "tool_calls/search": 0.5}
-    (path / "metrics.jsonl").write_text(
-        "".join(json.dumps(row | named if row["stage"] == "stage1" else row) + "\n" for row in rows)
-    )
+    write_rows(path / "metrics.jsonl", *(row | named if row["stage"] == "stage1" else row for row in rows))
     run = read_run(path)
     lines = {line["title"]: line for line in page_data(run)["lines"]}
     (errors,) = [title for title in lines if title.startswith("Tool errors")]

@@ -25,6 +25,7 @@ from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger, cut_ledger, ledger_faults
 from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
 from rstar_ray.run_dir.verify_run import faults
+from tests.rstar_ray.fabricate import write_rows
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
 
@@ -401,9 +402,7 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
         write(run_dir, "stage1", 1)
         write(run_dir, "stage1", 2)
         run_dir.finish_stage("stage1", 2)
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"stage": "stage1", "step": step}) + "\n" for step in (1, 2))
-    )
+    write_rows(tmp_path / "metrics.jsonl", *({"stage": "stage1", "step": step} for step in (1, 2)))
     for step in (1, 2):
         append_ledger(
             tmp_path, {f"stage1/{step}/a": RolloutStatus.TRAINED}, stage="stage1", step=step, reasons={}, advantages={}
