@@ -3,6 +3,8 @@
 The engines' half is the product's (`Arrivals`) wherever a CPU has what it needs.
 """
 
+import multiprocessing
+import os
 import re
 import time
 import weakref
@@ -36,6 +38,7 @@ from rstar_ray.errors import DeadlineExceeded, EngineError, TransferError
 
 CPU = torch.device("cpu")
 BUCKET_BYTES = 4_096
+START_S = 300.0  # of a process that imports torch, on a machine with much else to do
 DEADLINE_S = 60.0
 
 
@@ -255,40 +258,99 @@ def test_a_rank_whose_engine_is_gone_only_gathers():
     assert weights.events == ["all gathered"] and beside.events == []
 
 
-# ---------------------------------------------------------------- a broadcast; between processes in test_transfer_real
+# ---------------------------------------------------------------- a broadcast between real processes
 
 
-class Listening(FakeEngine):
-    """Receives nothing: no process is behind it."""
+def receive(meetings: Any, plan: list[Any], answers: Any, dies_at: int | None) -> None:
+    """An engine's process: the product's end, as vLLM's worker runs it."""
+    arrivals = Arrivals(CPU, 0)
+    answers.put("up")
+    arrivals.join(meetings.get(timeout=START_S))
+    answers.put("joined")
+    for _ in range(2):
+        total = 0
+        try:
+            for number, bucket in enumerate(arrivals.parcel("nccl", plan)):
+                total = add_checksum(bucket.weights(), total)
+                if number == dies_at:
+                    os._exit(1)
+        except Exception as failed:  # sent to the test by name
+            answers.put(f"{type(failed).__name__}: {failed}")
+            return
+        answers.put(total)
+
+
+class FarEngine:
+    """An `EngineLine` of a separate process."""
+
+    def __init__(self, name: str, plan: BucketPlan, dies_at: int | None = None) -> None:
+        self.seat = EngineSeat(name=name, incarnation="1", ranks=1, sender=0)
+        spawn = multiprocessing.get_context("spawn")
+        self._meetings: Any = spawn.Queue()
+        self._answers: Any = spawn.Queue()
+        self._plan = as_rows(plan)
+        self._thread = ThreadPoolExecutor(1)
+        arguments = (self._meetings, self._plan, self._answers, dies_at)
+        self.process = spawn.Process(target=receive, args=arguments, daemon=True)
+        self.process.start()
+        self.calls: list[Any] = []
+        self._answer()  # it is up: no deadline below counts its start
+
+    def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
+        self.calls.append("join")
+        self._meetings.put(dict(meeting))
+        return self._thread.submit(self._answer)
+
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
+        self.calls.append(version)
+        return self._thread.submit(lambda: None)
 
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
-        assert parcel["by"] == "nccl"
-        return self._do("take", lambda: None)
+        assert parcel == {"by": "nccl", "buckets": self._plan}
+        return self._thread.submit(self._answer)
+
+    def end(self) -> "Future[LoadedWeights]":
+        return self._thread.submit(lambda: LoadedWeights(checksum=self.last))
+
+    def _answer(self) -> None:
+        until = time.monotonic() + START_S
+        while self._answers.empty():
+            if self.process.exitcode:
+                raise EngineError(f"its process ended with {self.process.exitcode}")
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        self.last = self._answers.get()
 
 
-def test_a_group_is_formed_once_and_again_where_engines_change_or_one_fails(monkeypatch: pytest.MonkeyPatch):
-    formed: list[int] = []
-
-    class Group:
-        def __init__(self, store: Any, place: int, size: int, *_: Any) -> None:
-            formed.append(size)
-
-        def broadcast(self, *_: Any) -> None: ...
-
-        def leave(self) -> None: ...
-
-    monkeypatch.setattr(collective, "Collective", Group)
-    memory = SharedTensors([])
-    engines = [Listening(f"generation/{number}", memory, memory.events) for number in range(2)]
+@pytest.mark.slow
+def test_by_broadcast_every_engine_has_the_senders_weights_version_by_version():
+    plan = Gathered().plan
+    engines = [FarEngine(f"generation/{number}", plan) for number in range(2)]
     transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
     for version in (1, 2):
-        assert transfer.send(Gathered(seed=version), version, engines).took.keys() == {"generation/0", "generation/1"}
-    assert (formed, memory.events.count("join")) == ([3], 2)
-    transfer.send(Gathered(), 3, engines[:1])
-    engines[0].fails["take"] = fail
-    assert "its process died" in transfer.send(Gathered(), 4, engines[:1]).failed["generation/0"]
-    engines[0].fails.clear()
-    assert transfer.send(Gathered(), 5, engines[:1]).failed == {} and formed == [3, 2, 2]
+        weights = Gathered(seed=version)
+        sent = transfer.send(weights, version, engines)
+        assert sent.failed == {}
+        assert sent.checksum == weights.checksum
+        assert {pulled.checksum for pulled in sent.took.values()} == {weights.checksum}
+    assert [engine.calls for engine in engines] == [["join", 1, 2]] * 2  # the group was made once
+    transfer.leave()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_the_deadline():
+    weights = Gathered()
+    engines = [FarEngine("generation/0", weights.plan), FarEngine("generation/1", weights.plan, dies_at=0)]
+    transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
+    sent = transfer.send(weights, 1, engines)
+    assert sent.took == {} and sent.num_bytes == 0
+    assert sent.failed.keys() == {"generation/0", "generation/1"}
+    assert any(said in sent.failed["generation/0"] for said in ("failed", "generation/1 failed", "gave up"))
+    assert weights.events[-1] == "all gathered"
+    engines[0].process.join(2 * DEADLINE_S)
+    assert engines[0].process.exitcode == 0  # it waited no longer than that, and said why
+    engines[0]._thread.submit(lambda: None).result(START_S)  # the answer has been read
+    assert any(kind in str(engines[0].last) for kind in ("TransferError", "DeadlineExceeded"))
 
 
 @pytest.mark.long
