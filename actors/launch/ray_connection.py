@@ -44,7 +44,8 @@ def connect() -> None:
                 raise
             raise _wrong_token(address) from None
         return
-    runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
+    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]  # modules of the user's too
+    runtime["env_vars"]["PYTHONPATH"] = os.pathsep.join(path)
     try:
         ray.init(
             address="local",

@@ -69,3 +69,11 @@ def test_a_cluster_with_another_token_is_refused_by_where_ours_is_from(
     said.append(RuntimeError("another fault"))
     with pytest.raises(RuntimeError, match="another fault"):
         connect.connect()
+
+
+def test_actors_of_a_local_ray_find_the_modules_of_the_users_python_path(monkeypatch: pytest.MonkeyPatch):
+    ray_that_raises(monkeypatch, [], PYTHONPATH="/mine")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "init", lambda **options: given.update(options))
+    connect.connect()
+    assert given["runtime_env"]["env_vars"]["PYTHONPATH"].split(":")[-1] == "/mine"
