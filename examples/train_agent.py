@@ -35,10 +35,17 @@ async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
             answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)
             said = answer.choices[0].message
             messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
+            unreadable = (said.model_extra or {}).get("rstar_unreadable", [])
+            if not (said.tool_calls or unreadable):
                 break
-            messages += [await result_of(call) for call in said.tool_calls]
+            messages += [await result_of(call) for call in said.tool_calls or ()]
+            messages += [error_of(problem) for problem in unreadable]
     return None
+
+
+def error_of(problem: str) -> dict[str, Any]:
+    """The reply to a call that could not be read; such a call counts as failed."""
+    return {"role": "tool", "tool_call_id": "", "content": f"Error: the tool call could not be read: {problem}"}
 
 
 async def result_of(call: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class ToolResult:
     outcome: Outcome
     text: str
     wall_s: float = 0.0  # issue to result
-    tool: str = ""  # the called tool; empty where no tool in use was called, and for tools that an agent runs
+    tool: str = ""  # the called tool; empty where no tool in use was called
     memory: tuple[str, ToolMemory] | None = None  # of a tool with state: its name, and where the rollout now stands
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from actors.talk.http_listener import body_of
 from rstar_ray.agent import chat_request, messages_request
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, read_request
+from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, closing_delta, read_request
 from rstar_ray.agent.endpoint import MODEL
 from rstar_ray.agent.messages_request import Events
 from rstar_ray.agent.session import MAX_BODY_BYTES, AgentSession
@@ -96,8 +96,8 @@ async def _streamed(request: web.Request, asked: ChatRequest, end: Finished, nam
     parts: list[Mapping[str, Any]] = [
         {field: message[field]} for field in ("reasoning_content", "content") if message.get(field)
     ]
-    if calls := message.get("tool_calls"):
-        parts.append({"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]})
+    if closing := closing_delta(message):
+        parts.append(closing)
     await response.write(b"".join((events.begin(), *map(events.delta, parts), events.end(end))))
     await response.write_eof()
     return response

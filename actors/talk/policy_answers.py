@@ -13,6 +13,7 @@ from rstar_ray.agent.chat_request import (
     BadRequest,
     ChatRequest,
     Finished,
+    closing_delta,
     finish_reason,
     logprobs_of,
     message_of,
@@ -90,8 +91,8 @@ class PolicyAnswers:
             yield delta
         ended = bool(token_ids) and token_ids[-1] in self._chat.profile.stop_token_ids
         message = message_of(answer, name)
-        if calls := message.get("tool_calls"):
-            yield {"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]}
+        if closing := closing_delta(message):
+            yield closing
         called = [call.name for call in answer.calls]
         self._lines.newest.add(place, request, token_ids, message, called=called, ended=ended)
         yield Finished(

@@ -84,7 +84,7 @@ async def run_agent_rollout(
         prompt_ids, context_ids = _prompt(started, asked)
         room = _room(started, prompt_ids, context_ids)
         if (refusal := _refusal(started, len(prompt_ids), room)) is not None:
-            await agent.refuse(state, asked, *refusal)  # the policy does not read these results, so they do not count
+            await agent.refuse(state, asked, *refusal)
             continue
         state = await _completed(started, asked, prompt_ids, context_ids, room, generate=generate, chat=chat)
         if not may_continue(state):

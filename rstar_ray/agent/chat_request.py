@@ -33,6 +33,9 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 """Fields that would change sampling in an unsupported way, with the values (besides null) that have no effect."""
 
 
+UNREADABLE = "rstar_unreadable"
+
+
 class BadRequest(ValueError):
     """A request that cannot be answered, with the reason. `code` is OpenAI's error code, where one exists."""
 
@@ -225,8 +228,13 @@ def _short(value: Any) -> str:
 
 
 def message_of(answer: Answer, name: str) -> dict[str, Any]:
-    """The assistant's message in OpenAI's format; call ids derive from `name`, the completion's name."""
+    """The assistant's message in OpenAI's format; call ids derive from `name`, the completion's name.
+
+    `rstar_unreadable` has the parse errors of calls that could not be read, whose text is in the content.
+    """
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
+    if answer.unreadable:
+        message[UNREADABLE] = list(answer.unreadable)
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
@@ -239,6 +247,13 @@ def message_of(answer: Answer, name: str) -> dict[str, Any]:
             for number, call in enumerate(answer.calls)
         ]
     return message
+
+
+def closing_delta(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The last delta of a streamed message: its calls."""
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls") or ())]
+    unreadable = {UNREADABLE: message[UNREADABLE]} if UNREADABLE in message else {}
+    return ({"tool_calls": calls} if calls else {}) | unreadable
 
 
 def finish_reason(answer: Answer, *, ended: bool) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import chain, repeat
 
 from rstar_ray.agent.agent_rollout import AgentEnd, AgentRequest, TurnResult
 from rstar_ray.agent.chat_request import (
@@ -94,7 +95,6 @@ class _Asked:
     pending: Pending
     place: Place
     request: AgentRequest
-    callers: frozenset[int]  # turns whose results come with it
 
 
 @dataclass(slots=True)
@@ -110,6 +110,7 @@ class AgentSession:
     _record: dict[int, SampledTurn] = field(init=False)  # recorded turns that the agent has not requested again
     _turn_of: list[int] = field(default_factory=list[int])  # by the number of a completion in `_lines`
     _reported: set[int] = field(default_factory=set[int])  # turns whose results are known
+    _unreadable: set[int] = field(default_factory=set[int])  # turns with calls that could not be read
     _results: list[TurnResult] = field(default_factory=list[TurnResult])  # to report
     _queue: deque[Pending] = field(default_factory=deque[Pending])
     _undelivered: dict[str, Pending] = field(default_factory=dict[str, Pending])  # by digest
@@ -250,7 +251,9 @@ class AgentSession:
             _, reason, text = call.refused
             self._asked, self._latest = None, replace(self._latest, refused=reason)
             code = "context_length_exceeded" if reason is StopReason.TRUNCATED else "max_turns"
-            self._reported -= asked.callers
+            # As in the built-in loop: results that exceed the budget count, calls of a last or cut turn do not.
+            counts = reason is StopReason.TRUNCATED and not self._latest.cut
+            self._results = list(asked.request.results) if counts else []
             self._refuse(asked.pending, BadRequest(f"{text}. Hint: end the rollout", code=code))
         elif call.last is not None and call.num_turns == self._num_turns + 1:
             self._asked = None
@@ -280,7 +283,6 @@ class AgentSession:
             self._asked = _Asked(
                 pending,
                 place,
-                callers=frozenset(caller for caller, _ in results),
                 request=AgentRequest(
                     number=pending.number,
                     continues=continues,
@@ -309,9 +311,12 @@ class AgentSession:
         caller = continues if continues != NEW else len(self._turn_of) - 1
         if caller < 0 or caller in self._reported:
             return []
-        results: list[TurnResult] = []
+        offered = {str(tool["function"]["name"]) for tool in request.tools}
+        called: list[str] = []
+        results: list[ToolResult] = []
         for message in reversed(request.messages):
             if message["role"] == "assistant":
+                called = [str(call["function"]["name"]) for call in message.get("tool_calls") or ()]
                 break
             if message["role"] != "tool":  # a reminder beside the results
                 continue
@@ -321,10 +326,14 @@ class AgentSession:
             except Exception as raised:  # of any kind, because it is the user's code
                 raise ToolError(f"--agent.failed: {type(raised).__name__}: {raised}") from raised
             outcome = Outcome.ERROR if failed else Outcome.OK
-            results.append((caller, ToolResult(outcome=outcome, text=text)))
+            results.append(ToolResult(outcome=outcome, text=text))
         if results:
             self._reported.add(caller)
-        return results[::-1]
+        results.reverse()
+        if caller in self._unreadable:  # replies to these calls, which count already, come last
+            del results[len(called) :]
+        tools = chain((name if name in offered else "" for name in called), repeat(""))  # results follow the calls
+        return [(caller, replace(result, tool=tool)) for result, tool in zip(results, tools, strict=False)]
 
     def _finish(self, pending: Pending, place: Place, turn: SampledTurn, number: int, *, replayed: bool) -> None:
         request, chat = pending.request, self.chat
@@ -333,14 +342,19 @@ class AgentSession:
         reader.feed(turn.token_ids)
         _, answer = reader.end()
         ended = turn.token_ids[-1] in chat.profile.stop_token_ids
+        cut = not (ended or answer.stopped_by)
+        if cut:  # its last call is incomplete rather than unreadable
+            answer = replace(answer, unreadable=())
         message = message_of(answer, f"{self.call.rollout_id}/{number}")
         called = [call.name for call in answer.calls]
         self._lines.add(place, request, turn.token_ids, message, called=called, ended=ended)
         self._turn_of.append(number)
+        if answer.unreadable:
+            self._unreadable.add(number)
         if not replayed:
             invalid = [ToolResult(outcome=Outcome.INVALID, text=error) for error in answer.unreadable]
             self._results += [(number, result) for result in invalid]
-        self._latest = AgentEnd(cut=not (ended or answer.stopped_by), called=bool(answer.calls or answer.unreadable))
+        self._latest = AgentEnd(cut=cut, called=bool(answer.calls or answer.unreadable))
         texts = [chat.decode([token]) for token in turn.token_ids] if request.logprobs else []
         finished = Finished(
             message=message,

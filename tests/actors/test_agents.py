@@ -45,6 +45,7 @@ FAMILY = CHATS["qwen3"]
 CHAT = TokenizerChat(FAMILY.tokenizer, FAMILY.profile, tools=[PYTHON_TOOL])
 LIMITS = RolloutLimits(max_response_tokens=600, max_turns=4, max_context_tokens=2_000, max_calls_per_turn=4)
 SHORT_S = 5.0
+UNREADABLE = '<tool_call>\n{"name": "python", "arguments": {"code": "1+'
 THOUGHT = "<think>\n\n</think>\n\n"
 
 
@@ -60,7 +61,7 @@ class Policy:
         self.prompts.append(list(prompt_ids))
         self.seeds.append(seed)
         rng = random.Random(seed)
-        calls = [call("1+2"), call("1-2"), call("oops"), call("1+2") + "\n" + call("3+4")]
+        calls = [call("1+2"), call("1-2"), call("oops"), call("1+2") + "\n" + call("3+4"), UNREADABLE]
         text = self.said.pop(0) if self.said else rng.choice([*calls, answer("3"), answer("4")])
         ids = CHAT.tokenizer.encode(text, add_special_tokens=False)
         ids = [*ids, CHAT.profile.stop_token_ids[0]][:max_tokens]
@@ -73,6 +74,11 @@ def client(endpoint: Endpoint) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
 
 
+def unread(error: str) -> dict[str, Any]:
+    """The built-in loop's reply to a call that could not be read."""
+    return {"role": "tool", "tool_call_id": "", "content": f"Error: the tool call could not be read: {error}"}
+
+
 async def with_python(problem: Problem, endpoint: Endpoint) -> None:
     """The built-in loop, written as an agent."""
     sandbox, messages = AddingSandbox(), list[Any]([{"role": "user", "content": problem.problem}])
@@ -82,9 +88,11 @@ async def with_python(problem: Problem, endpoint: Endpoint) -> None:
             reply = await policy.chat.completions.create(model=endpoint.model, messages=messages, tools=tools)
             said = reply.choices[0].message
             messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
+            unreadable = (said.model_extra or {}).get("rstar_unreadable", [])
+            messages += [unread(error) for error in unreadable]
+            if not (said.tool_calls or unreadable):
                 return
-            for one in said.tool_calls:
+            for one in said.tool_calls or ():
                 assert one.type == "function"
                 result = await sandbox(ToolCall(code=json.loads(one.function.arguments)["code"]))
                 messages.append(
@@ -135,14 +143,15 @@ async def judged(state: RolloutState) -> Trajectory:
 
 async def test_an_agent_trains_the_tokens_of_the_built_in_loop():
     async with host_of(with_python) as host:
-        for seed in range(30):
-            built_in = await judged(
-                await run_rollout(start(f"r{seed}", seed), generate=Policy(), execute=AddingSandbox(), chat=CHAT)
-            )
-            agents = await judged(await played(host, start(f"r{seed}", seed)))
+        for seed in range(60):
+            limits = LIMITS if seed < 30 else replace(LIMITS, max_response_tokens=60 + 3 * (seed - 30))
+            first = start(f"r{seed}", seed, limits)
+            built_in = await judged(await run_rollout(first, generate=Policy(), execute=AddingSandbox(), chat=CHAT))
+            agents = await judged(await played(host, first))
             for name in ("prompt_ids", "response_ids", "loss_mask", "rollout_logprobs", "policy_versions"):
                 assert np.array_equal(getattr(agents, name), getattr(built_in, name)), (seed, name)
-            assert agents.summary.outcomes == built_in.summary.outcomes
+            assert agents.summary.outcomes == built_in.summary.outcomes, seed
+            assert agents.summary.tools == built_in.summary.tools
             assert (agents.summary.reward, agents.summary.stop_reason) == (
                 built_in.summary.reward,
                 built_in.summary.stop_reason,

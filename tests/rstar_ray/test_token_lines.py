@@ -238,6 +238,8 @@ def test_a_turn_becomes_reasoning_content_and_calls(size: int):
 
 def test_a_call_that_cannot_be_read_stays_text():
     message, shown, _ = read("qwen3", f"I look.\n{BROKEN}<|im_end|>")
+    (error,) = message.pop("rstar_unreadable")
+    assert error.startswith("not valid JSON")
     assert message == {"role": "assistant", "content": f"I look.\n{BROKEN}"} and shown == message["content"]
     both, _, _ = read("qwen3", f"{CALL}\n{BROKEN}<|im_end|>")
     assert len(both["tool_calls"]) == 1 and BROKEN in both["content"]
