@@ -7,6 +7,7 @@ lose nothing and return to full speed (`tests.chaos.campaign`).
 import argparse
 import json
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from rstar_ray.run_dir.folder import QUARANTINED
 from rstar_ray.run_dir.verify_run import faults as faults_of_run
 from tests.chaos.campaign import OVER_S, Campaign, Case, summary
-from tests.chaos.faults import KINDS, Kind
+from tests.chaos.faults import AGENT_KINDS, KINDS, Kind
 from tests.chaos.run import REPOSITORY, Run, make_policy
 
 
@@ -33,8 +34,10 @@ def verified(run: Run) -> list[str]:
     ]
 
 
-def chosen(pattern: str) -> list[Kind]:
-    return [kind for name, kind in KINDS.items() if re.search(pattern, name)]
+def chosen(pattern: str, options: str) -> list[Kind]:
+    """Kinds whose name matches; those of agents only for a run with agents."""
+    kinds = KINDS | (AGENT_KINDS if "--agent." in options else {})
+    return [kind for name, kind in kinds.items() if re.search(pattern, name)]
 
 
 def main() -> int:
@@ -46,16 +49,18 @@ def main() -> int:
     parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"), help="where the policy is kept")
     parser.add_argument("--over-s", type=float, default=OVER_S, help="a fault that is not over then is a hang [s]")
     parser.add_argument("--staleness", type=int, default=0, help="of the run (docs/async.md)")
+    parser.add_argument("--options", default="", help="of the run, such as an agent (--agent.run)")
     parser.add_argument("--list", action="store_true", help="print the kinds")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(name for name, kind in KINDS.items() if kind in chosen(options.kinds)))
+        print("\n".join(kind.name for kind in chosen(options.kinds, options.options)))
         return 0
-    if options.seeds < 1 or not chosen(options.kinds):
+    if options.seeds < 1 or not chosen(options.kinds, options.options):
         parser.error("no fault is chosen: --kinds is to be in a name that --list has, --seeds 1 or more")
     folder = Path(options.folder or tempfile.mkdtemp(prefix="chaos-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(folder, make_policy(Path(options.policy)), options=("--staleness", str(options.staleness)))
+    run_options = ("--staleness", str(options.staleness), *shlex.split(options.options))
+    run = Run(folder, make_policy(Path(options.policy)), options=run_options)
     cases: list[Case] = []
     wrong: Sequence[str] = ()
     campaign = Campaign(run, options.over_s)
@@ -63,7 +68,7 @@ def main() -> int:
     try:
         campaign.begin()
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            for kind in chosen(options.kinds):
+            for kind in chosen(options.kinds, options.options):
                 cases.append(campaign.play(kind, seed))
                 print(json.dumps(asdict(cases[-1])), flush=True)
     finally:

@@ -243,6 +243,7 @@ def silent_child(run: Run) -> None:
 
 NEWEST = "checkpoints/stage1-step-*"
 PARTS = ("generation/0", "sandbox/0", "balancer", "learner/rank-0", "learner/rank-1", "tools/own:echo/0")
+AGENTS = "agents/0"
 CHILDREN = {"generation/1 engine": "generation/1", "sandbox/0 child": "sandbox/0"}
 HARD = signal.SIGKILL
 PAIRS = (
@@ -439,3 +440,13 @@ def _ray_stopped(program: str) -> Fault:
 
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _kinds()}
+AGENT_KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(name="SIGKILL agents/0", fault=send(HARD, AGENTS), says=(AGENTS,), noticed_within_s=DEATH_S),
+        Kind(name="SIGSTOP agents/0", fault=send(signal.SIGSTOP, AGENTS), says=(AGENTS,), noticed_within_s=WEDGE_S),
+        Kind(name="SIGSTOP, SIGCONT agents/0", fault=stopped_for(STOPPED_S, AGENTS), harmless=True),
+        Kind(name="SIGKILL agents/0 and generation/0", fault=send(HARD, AGENTS, "generation/0"), says=(AGENTS,)),
+    )
+}
+"""Faults of a run whose rollouts go through an agent (`--agent.run`)."""

@@ -4,6 +4,9 @@ Two runs of the same command: one undisturbed, and one whose driver is killed (S
 again. Every step's row (without times), every rollout's status and tokens, and the weights of the last checkpoint must
 be equal. Prints the cost of each kill: steps repeated, and seconds until the run had caught up.
 
+`--second-options` are options of the second run only, such as an agent (`--agent.run`) instead of the built-in loop.
+With `--kills 0` it is not killed.
+
 With `--staleness` above 0 there is no undisturbed run: steps that had ended before a kill must have the same rows,
 tokens and weights after it; later steps may be sampled differently (docs/determinism.md).
 """
@@ -12,6 +15,8 @@ import argparse
 import itertools
 import json
 import random
+import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -43,13 +48,16 @@ def computed(run: Run) -> list[dict[str, Any]]:
 
 
 def _tokens(run: Run) -> list[dict[str, Any]]:
-    """Tokens by rollout id, as an evaluation's rollouts are recorded in the order in which they end."""
+    """Tokens by rollout id, as an evaluation's rollouts are recorded in the order in which they end.
+
+    An evaluation's ids contain a digest of its settings, among them the agent.
+    """
     rollouts = [row for path in sorted(run.path.glob("trajectories/*.jsonl")) for row in read_rows(path)]
     return [
         {
-            "rollout": (row["stage"], row["step"], row["rollout_id"]),
+            "rollout": (row["stage"], row["step"], re.sub(r"(evaluate/.*)/[0-9a-f]{12}/", r"\1/", row["rollout_id"])),
             "prompt": row["prompt_ids"],
-            "turns": [(turn["completion_ids"], turn["tool_response"]) for turn in row["turns"]],
+            "turns": [(turn["completion_ids"], turn["logprobs"], turn["tool_response"]) for turn in row["turns"]],
             "reward": row["reward"],
         }
         for row in sorted(rollouts, key=lambda row: (row["stage"], row["step"], row["rollout_id"]))
@@ -157,13 +165,17 @@ def main() -> int:
     parser.add_argument("--folder", default="")
     parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"))
     parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--options", default="", help="of both runs")
+    parser.add_argument("--second-options", default="", help="of the second run only")
     options = parser.parse_args()
     folder = Path(options.folder or tempfile.mkdtemp(prefix="identity-")).absolute()
     policy = make_policy(Path(options.policy))
     if options.staleness:
         return repeats_ended_steps(options, folder, policy)
-    recorded = ("--checkpoint.trajectories-every-steps", "1")
-    alone, killed = (Run(folder / name, policy, steps=options.steps, options=recorded) for name in ("alone", "killed"))
+    both = ["--checkpoint.trajectories-every-steps", "1", *shlex.split(options.options)]
+    alone = Run(folder / "alone", policy, steps=options.steps, options=both)
+    second = [*both, *shlex.split(options.second_options)]
+    killed = Run(folder / "killed", policy, steps=options.steps, options=second)
     try:
         alone.start()
         if not finish(alone, options.steps, options.over_s + 20 * options.steps):
@@ -180,7 +192,8 @@ def main() -> int:
     print("\n".join(json.dumps(pair)[:600] for pair in differing[:3]))
     same_weights = weights(alone) == weights(killed)
     found = {"steps": options.steps, "kills": len(costs), "rows_that_differ": len(differing)}
-    found |= {"same_bytes": same_weights, "ended": whole, "most_steps_lost": max(c["steps_lost"] for c in costs)}
+    lost = max((cost["steps_lost"] for cost in costs), default=0)
+    found |= {"same_bytes": same_weights, "ended": whole, "most_steps_lost": lost}
     print(json.dumps(found))
     return 0 if whole and same_weights and not differing else 1
 

@@ -24,6 +24,7 @@ from rstar_ray.run_dir.folder import RunDir
 from tests.chaos.seams import PHASE, VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHONPATH = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 OPTIONS = (
     "--scale tiny --prompts-per-step 2 --max-empty-steps 100000 --checkpoint.every-steps 1"
     " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
@@ -70,7 +71,7 @@ class Run:
 
     # -- the command ----------------------------------------------------------------------------------------------
     def start(self) -> None:
-        environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": str(REPOSITORY), **self._ray}
+        environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": PYTHONPATH, **self._ray}
         (self.control / PHASE).unlink(missing_ok=True)
         self.driver = subprocess.Popen(
             self._command(), cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -217,7 +218,7 @@ def make_policy(folder: Path) -> Path:
     if not (model / "config.json").exists():
         command = [sys.executable, "recipes/sft.py", "--scale", "tiny", "--run-dir", str(folder / "sft")]
         command += SFT_OPTIONS.split()
-        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=True)
+        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": PYTHONPATH}, check=True)
         checkpoint = RunDir(folder / "sft").finished_checkpoint("sft")
         assert checkpoint is not None
         model.symlink_to(checkpoint.path / "model")

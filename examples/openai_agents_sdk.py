@@ -1,0 +1,79 @@
+"""An agent of the OpenAI Agents SDK in training: the tool `python`, and the SDK's own loop.
+
+pip install --target agents-sdk --no-deps openai-agents griffe griffelib
+PYTHONPATH=agents-sdk python recipes/stage1.py --agent.run examples.openai_agents_sdk:solve \\
+    --agent.failed examples.openai_agents_sdk:failed
+
+It trains the tokens of the built-in loop.
+"""
+
+import contextlib
+import json
+from typing import Any
+
+import httpx
+from agents import Agent, FunctionTool, MaxTurnsExceeded, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+from openai import AsyncOpenAI
+
+from examples.train_agent import MAX_TURNS, error_of, run
+from rstar_ray.agent.endpoint import Endpoint
+from rstar_ray.tools.spec import PYTHON_TOOL
+from rstar_ray.trajectory import Problem
+from sandbox.outcomes import tool_text
+
+_FAILED: set[str] = set()
+"""Results of failed programs: the SDK's tools return only text."""
+
+
+async def _python(context: Any, arguments: str) -> str:
+    given = json.loads(arguments)
+    if not isinstance(given.get("code"), str):
+        text = "Error: give a string named code"
+        _FAILED.add(text)
+        return text
+    result = await run(given["code"], str(given.get("input", "")))
+    text = tool_text(result)
+    if result.outcome.failed:
+        _FAILED.add(text)
+    return text
+
+
+def failed(text: str) -> bool:
+    """True for the result of a program that failed, which Resample-on-Correct counts."""
+    return text in _FAILED
+
+
+PYTHON = FunctionTool(
+    name=PYTHON_TOOL.name,
+    description=PYTHON_TOOL.description,
+    params_json_schema=dict(PYTHON_TOOL.parameters),
+    on_invoke_tool=_python,
+    strict_json_schema=False,
+)
+
+
+async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
+    """One rollout. The configured reward judges the last answer."""
+    set_tracing_disabled(True)
+    unreadable: list[str] = []
+
+    async def note(response: httpx.Response) -> None:
+        """The SDK drops fields that it does not know."""
+        await response.aread()
+        if response.is_success:
+            unreadable[:] = response.json()["choices"][0]["message"].get("rstar_unreadable", [])
+
+    http = httpx.AsyncClient(event_hooks={"response": [note]}, timeout=3_600)
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http) as client:
+        model = OpenAIChatCompletionsModel(model=endpoint.model, openai_client=client)
+        agent = Agent(name="solver", model=model, tools=[PYTHON])
+        messages: Any = problem.problem
+        with contextlib.suppress(MaxTurnsExceeded):
+            while True:
+                ran = await Runner.run(agent, messages, max_turns=MAX_TURNS)
+                if not unreadable:
+                    break
+                replies = [error_of(error)["content"] for error in unreadable]
+                outputs = [{"type": "function_call_output", "call_id": "", "output": text} for text in replies]
+                messages = [*ran.to_input_list(), *outputs]
+    return None
