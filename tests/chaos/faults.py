@@ -270,7 +270,7 @@ REWARDS = {
     "reward raises, a whole group": ("raises of a group", "a reward check that raises"),
     "reward hangs": ("hangs of a few", "no answer within 3 s"),
     "reward's process ends": ("ends of a few", "ended without an answer"),
-    "reward is not a number": ("gives nothing of a few", "no number"),
+    "reward is not a number": ("gives nothing of a few", "not a finite number"),
 }
 """The behaviour of the run's reward (`tests.chaos.own`), and what the run must log."""
 
