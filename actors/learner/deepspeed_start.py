@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import warnings
+from collections.abc import Generator
 from datetime import timedelta
 from typing import Any
 
@@ -75,6 +76,26 @@ def compute_deterministically() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+@contextlib.contextmanager
+def partitioned_loading(learner: LearnerConfig, adam: OptimizerConfig) -> Generator[None]:
+    """Within it transformers loads a model as the partitions of ZeRO-3: one module at a time is whole in memory.
+
+    Rank 0 reads the weights and broadcasts them. With one rank or another ZeRO stage it has no effect.
+    """
+    if learner.zero < 3 or learner.ranks == 1:
+        yield
+        return
+    _quiet_deepspeed(learner)
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    kept = HfDeepSpeedConfig(deepspeed_config(learner, adam))  # transformers has only a weak reference to it
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
+        del kept
+
+
 def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfig) -> tuple[Any, RefusingAdamW]:
     """The DeepSpeed engine around the policy, and its optimizer."""
     deepspeed = _quiet_deepspeed(learner)
@@ -112,9 +133,14 @@ def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, A
     if not weight_decay:
         return [{"params": parameters, "weight_decay": 0.0}]
     return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if _dimensions(p) > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if _dimensions(p) <= 1], "weight_decay": 0.0},
     ]
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Of the whole parameter, also where ZeRO-3 has partitioned it."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def optimizer_arguments(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str, Any]:
@@ -146,6 +172,8 @@ def deepspeed_config(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str,
     }
     if learner.dtype == "bfloat16":
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        config["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[GRADIENTS]}
+        # Of rotary embeddings: bfloat16 would change every position. Only a model loaded in partitions needs it named.
+        kept = ["inv_freq"]
+        config["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[GRADIENTS], "keep_in_fp32_modules": kept}
         config["communication_data_type"] = DEEPSPEED_NAMES[learner.reduce_dtype]
     return config

@@ -1,6 +1,7 @@
 """The learner's policy: a Hugging Face causal LM that returns log-probabilities of given tokens."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -100,8 +101,8 @@ def rank_facts(policy: Policy, num_parameters: int) -> RankFacts:
     )
 
 
-def load_language_model(folder: Path, learner: LearnerConfig) -> Any:
-    """Load the causal LM of a Hugging Face folder in the forward dtype, on the CPU.
+def load_language_model(folder: Path, learner: LearnerConfig, way: AbstractContextManager[None] | None = None) -> Any:
+    """Load the causal LM of a Hugging Face folder in the forward dtype, within `way`; by default on the CPU.
 
     Raises `ConfigError` if engines could not serve the weights that the learner would publish.
     """
@@ -112,9 +113,10 @@ def load_language_model(folder: Path, learner: LearnerConfig) -> Any:
     refuse_misfit(folder)
     transformers.utils.logging.disable_progress_bar()
     attention = row_attention.register() if learner.attention == row_attention.NAME else learner.attention
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, learner.dtype), attn_implementation=attention
-    )
+    with way or nullcontext():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, learner.dtype), attn_implementation=attention
+        )
     head: Any = model.get_output_embeddings()
     embeddings: Any = model.get_input_embeddings()
     own_head = head is not None and head.weight is not embeddings.weight

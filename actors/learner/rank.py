@@ -82,7 +82,8 @@ class LearnerRank:
 
     def _load(self, folder: Path, *, trained: bool = False) -> Policy:
         learner = self.config.learner
-        language_model = load_language_model(folder, learner)
+        way = deepspeed_start.partitioned_loading(learner, self.config.optimizer) if trained else None
+        language_model = load_language_model(folder, learner, way)
         if trained and learner.liger:
             use_liger(language_model)
         if trained and learner.lora_rank:
