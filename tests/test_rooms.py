@@ -1,6 +1,8 @@
 """Imports point down only: recipes -> actors -> {sandbox, scheduler} -> rstar_ray; each room keeps to its packages."""
 
 import ast
+import shutil
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -163,3 +165,12 @@ def test_every_actor_of_a_run_says_who_it_is():
     actors = (remote | decorated) - LOOKERS
     assert actors >= {"GenerationActor", "LearnerActor", "BalancerActor", "SandboxExecutor", "ToolHostActor"}
     assert [name for name in actors if not says(name)] == []
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists() or not shutil.which("git"), reason="not a checkout of git")
+def test_only_files_are_committed():
+    """A link would lead to a path of one machine, and a checkout puts it in place of what is there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert [line for line in listed if not line.startswith("100")] == []
