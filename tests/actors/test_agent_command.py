@@ -1,6 +1,7 @@
 """Rollouts through a command of the user, isolated and not, against a fake engine."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -13,12 +14,20 @@ import pytest
 
 from actors.agents.agent_command import CommandAgent
 from rstar_ray.errors import ToolError
-from rstar_ray.trajectory import Completion, StopReason
+from rstar_ray.trajectory import Completion, RolloutLimits, StopReason
 from sandbox.command import read_command, running
-from tests.actors.test_agents import Policy, host_of, judged, played, start
+from tests.actors.test_agents import CHAT, Policy, host_of, judged, played, start
 from tests.fakes import adding_problems, answer
 
 pytestmark = pytest.mark.isolated
+
+MINI_SWE = Path(__file__).resolve().parents[2] / "examples" / "command_agent" / "venv-swe"
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def bash(command: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': command}})}\n</tool_call>"
+
 
 ASKS = """
 import json, os, subprocess, sys, time, urllib.request
@@ -126,6 +135,28 @@ if seen: print(seen, list(os.environ), file=sys.stderr); sys.exit(1)
     async with host_of(agent(tmp_path / "own", code)) as host:
         state = await played(host, start(), Policy(answer("3")))
     assert (state.stop_reason, state.reward) == (StopReason.ANSWERED, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MINI_SWE.exists(), reason="not installed: examples/command_agent/mini_swe.py says how")
+async def test_mini_swe_agent_runs_unmodified():
+    """Two results, a message without a call, and the submission: an isolated agent with its packages beside it."""
+    words = ("echo $((98+50)); pwd", None, "cat /etc/shadow", f"echo {SUBMIT}; echo {adding_problems(1)[0].answer}")
+    policy = Policy(*(bash(command) if command else "I do not know." for command in words))
+    read = read_command(
+        "venv-swe/bin/python mini_swe.py",
+        str(MINI_SWE.parent),
+        memory_mb=1_024,
+        confined=True,
+        option="--agent.command",
+    )
+    limits = RolloutLimits(max_response_tokens=4_000, max_turns=8, max_context_tokens=8_000, max_calls_per_turn=4)
+    async with host_of(CommandAgent(read)) as host:
+        trajectory = await judged(await played(host, start(limits=limits), policy))
+    text = CHAT.tokenizer.decode(trajectory.response_ids)
+    assert trajectory.summary.reward == 1.0
+    assert "148\n/home/tool\n" in text and "cat: /etc/shadow: No such file" in text
+    assert len(trajectory.summary.lines) == 2  # it takes a message without a call out of the conversation
 
 
 async def test_a_command_whose_process_is_lost_is_started_again_and_loses_no_completion(tmp_path: Path):
