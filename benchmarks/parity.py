@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -51,6 +51,8 @@ class ParityOptions:
     """two run directories to compare token by token instead"""
     stage: str = "stage1"
     """of the two runs"""
+    dtype: Literal["float32", "float64"] = "float32"
+    """of the model: float64 shows how much of a difference is rounding"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def cases(algorithm: AlgorithmConfig, *, with_verl: bool) -> list[Case]:
     return found
 
 
-def compare(step: Path, model: Path, *, with_verl: bool) -> list[dict[str, Any]]:
+def compare(step: Path, model: Path, *, with_verl: bool, dtype: torch.dtype = torch.float32) -> list[dict[str, Any]]:
     """A row for each case: loss and gradient of both, and their difference."""
     from safetensors import safe_open
 
@@ -81,17 +83,20 @@ def compare(step: Path, model: Path, *, with_verl: bool) -> list[dict[str, Any]]
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         settings = json.loads(file.metadata()["settings"])
     algorithm, temperature = AlgorithmConfig(**settings["algorithm"]), settings["temperature"] or 1.0
-    return [_compared(case, tensors, model, temperature) for case in cases(algorithm, with_verl=with_verl)]
+    compared = cases(algorithm, with_verl=with_verl)
+    return [_compared(case, tensors, lambda: _language_model(model, dtype), temperature) for case in compared]
 
 
-def _compared(case: Case, tensors: dict[str, torch.Tensor], model: Path, temperature: float) -> dict[str, Any]:
+def _compared(
+    case: Case, tensors: dict[str, torch.Tensor], loaded: Callable[[], Any], temperature: float
+) -> dict[str, Any]:
     mask = tensors["loss_mask"][:, 1:]
     noise = NOISE * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
 
     def old(own: torch.Tensor, sampler: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         return {"own": own.detach(), "sampler": sampler, "noise": own.detach() + chosen}[case.old]
 
-    language_model = _language_model(model)
+    language_model = loaded()
     logits = language_model(input_ids=tensors["input_ids"], use_cache=False).logits[:, :-1] / temperature
     logprobs = logits.log_softmax(-1).gather(-1, tensors["input_ids"][:, 1:, None])[..., 0]
     given = {
@@ -108,7 +113,7 @@ def _compared(case: Case, tensors: dict[str, torch.Tensor], model: Path, tempera
     counts, groups = [row.num_sampled_tokens for row in rows], [str(group) for group in tensors["groups"].tolist()]
     weights = token_weights(counts, groups, "token", constant_tokens=1)
     batch = collate([replace(row, token_weight=w) for row, w in zip(rows, weights, strict=True)])
-    policy = Policy(_language_model(model), 1_024)
+    policy = Policy(loaded(), 1_024)
     logprobs_N, entropy_N = policy(batch, temperature)
     tokens = SampledTokens(
         logprobs_N=logprobs_N,
@@ -136,10 +141,10 @@ def _compared(case: Case, tensors: dict[str, torch.Tensor], model: Path, tempera
     }
 
 
-def _language_model(folder: Path) -> Any:
+def _language_model(folder: Path, dtype: torch.dtype) -> Any:
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train()
 
 
 def _gradient(model: Any) -> torch.Tensor:
@@ -189,7 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with_verl = importlib.util.find_spec("verl") is not None
         if not with_verl:
             logging.getLogger(__name__).warning("verl is not on PYTHONPATH: its loss is left out")
-        found = compare(options.step, options.model, with_verl=with_verl)
+        dtype = getattr(torch, options.dtype)
+        found = compare(options.step, options.model, with_verl=with_verl, dtype=dtype)
         for row in found:
             print(json.dumps(row))
         return 0 if all(row["equal"] for row in found) else 1

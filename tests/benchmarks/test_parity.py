@@ -47,6 +47,8 @@ def test_gradients_are_those_of_trl_in_float32(tmp_path: Path):
     rows = compare(step, model, with_verl=False)
     assert [row["equal"] for row in rows] == [True] * 3, rows
     assert [row["clipped_tokens"] > 0 for row in rows] == [False, True, True]
+    exact = compare(step, model, with_verl=False, dtype=torch.float64)
+    assert max(row["relative_difference"] for row in exact) < 3e-7, exact
 
 
 def run(path: Path, tokens: list[int]) -> Path:
