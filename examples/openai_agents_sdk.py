@@ -15,7 +15,7 @@ import httpx
 from agents import Agent, FunctionTool, MaxTurnsExceeded, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from examples.train_agent import MAX_TURNS, error_of, run
+from examples.train_agent import MAX_TURNS, TLS, error_of, run
 from rstar_ray.agent.endpoint import Endpoint
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Problem
@@ -63,7 +63,7 @@ async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
         if response.is_success:
             unreadable[:] = response.json()["choices"][0]["message"].get("rstar_unreadable", [])
 
-    http = httpx.AsyncClient(event_hooks={"response": [note]}, timeout=3_600)
+    http = httpx.AsyncClient(verify=TLS, event_hooks={"response": [note]}, timeout=3_600)
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http) as client:
         model = OpenAIChatCompletionsModel(model=endpoint.model, openai_client=client)
         agent = Agent(name="solver", model=model, tools=[PYTHON])
