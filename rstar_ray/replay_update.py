@@ -71,7 +71,12 @@ class Compared:
         return self.difference <= ALIKE
 
     def line(self) -> str:
-        verdict = "same" if self.alike else f"differs by {self.difference:.2%}"
+        if not self.alike:
+            verdict = f"differs by {self.difference:.2%}"
+        elif max(abs(self.then), abs(self.now)) > ALIKE_BELOW or self.then == self.now:
+            verdict = "same"
+        else:
+            verdict = f"below {ALIKE_BELOW:g}, to which log-probs are recorded: same"
         return f"{self.name:<18} {self.then:>14.6g} then {self.now:>14.6g} now   {verdict}"
 
 

@@ -108,6 +108,8 @@ def test_every_count_of_the_ledger_is_a_link_to_its_rollouts(address: str, pages
 
     async def look(page: Tab) -> None:
         await page.open(address)
+        heads = await page.evaluate("[...document.querySelectorAll('#ledger th')].map(head => head.textContent)")
+        assert "abandoned" in heads and all(heads), heads
         assert await follow(page, "stage=stage1&status=resampled_away") == ["gcd-17/1"]
         assert await follow(page, "stage=stage1&status=dropped") == ["gcd-17/2"]
         assert "no sandbox" in await page.evaluate("document.querySelector('.detail').innerText")

@@ -1,7 +1,7 @@
 // ---- the trajectory browser: filters, a list of which only what is seen is made, and one trajectory at a time
 
 const ROW_PX = 58, BEYOND = 6;
-const STATUS_WORDS = { trained: "trained on", resampled_away: "resampled away", in_equal_groups: "in equal groups", left_out: "left out", dropped: "dropped" };
+const STATUS_WORDS = { trained: "trained on", resampled_away: "resampled away", in_equal_groups: "in equal groups", left_out: "left out", dropped: "dropped", abandoned: "abandoned" };
 
 class Browser {
   constructor(store) {
