@@ -159,7 +159,10 @@ def headline(run: RunRecord) -> str:
         changes += [tool_error_change(run), length_change(run)]
     elif run.sft:
         changes.append(sft_change(run))
-    return " ".join(change.sentence for change in changes if change.sentence)
+    sentences = [change.sentence for change in changes if change.sentence]
+    if any(change.sentence for change in changes[1:]):
+        sentences.append("Training figures are means over the first and the last steps.")
+    return " ".join(sentences)
 
 
 def before_after(run: RunRecord, problem_set: str = "held-out") -> list[Row]:

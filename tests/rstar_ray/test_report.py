@@ -33,6 +33,7 @@ def test_a_report_is_made_from_the_directory_alone(run_path: Path):
     report = write_report(run_path)
     assert main([str(run_path)]) == 0
     assert re.match(r"Held-out pass@1 rose from [12]\d\.\d % to 8\d\.\d %\. Tool errors .* fell from", report.headline)
+    assert report.headline.endswith("Training figures are means over the first and the last steps.")
     assert report.headline in report.markdown_path.read_text()
     data = embedded(report.html_path.read_text())
     assert [row[0] for row in data["results"][0]["rows"]] == ["SFT", "Stage 1", "Stage 2", "Stage 3"]
