@@ -104,11 +104,14 @@ def health_checks(run: RunRecord) -> list[HealthCheck]:
 
 
 def summary(found: Sequence[HealthCheck]) -> str:
-    """ "11 of 13 health checks are ok; look at entropy, truncation"."""
+    """ "11 of 13 health checks are ok; look at entropy, truncation; 1 has no data yet"."""
     ok = sum(one.state is CheckState.OK for one in found)
     known = sum(one.state is not CheckState.UNKNOWN for one in found)
     odd = [one.signal.lower() for one in found if one.state in (CheckState.WARN, CheckState.BAD)]
-    return f"{ok} of {known} health checks are ok" + (f"; look at {', '.join(odd)}" if odd else "")
+    look = f"; look at {', '.join(odd)}" if odd else ""
+    unknown = len(found) - known
+    later = f"; {unknown} {'has' if unknown == 1 else 'have'} no data yet" if unknown else ""
+    return f"{ok} of {known} health checks are ok{look}{later}"
 
 
 def _graded(value: float, warn: float, bad: float) -> CheckState:

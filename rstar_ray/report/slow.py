@@ -87,7 +87,7 @@ def _figures(row: Row, usual: Medians) -> list[str]:
         found.append(f"its longest rollout took {_seconds(alone)} without waiting ({size})")
     if row.get("last_ended") and row["rollout_s"] > WAITED * row["step_s"]:
         _, draw, rollout = row["last_ended"].split("/", 2)
-        found.append(f"it waited {_seconds(row['rollout_s'])} for draw {draw}, whose rollout {rollout} ended last")
+        found.append(f"it waited {_seconds(row['rollout_s'])} for its rollouts (draw {draw}); {rollout} ended last")
     if (row["inter_step_s"] or 0.0) > 0.1 * row["step_s"]:
         found.append(f"{_seconds(row['inter_step_s'])} before it for the last step's record, checkpoint or evaluation")
     for name, title in (("restarts", "rollouts restarted"), ("judge_retries", "rewards computed again")):

@@ -85,6 +85,7 @@ def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_know
     unknown = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_rate_correct", "balancer"))
     asked = found(run_of(unknown))
     assert "KV cache" not in asked and asked["Entropy"].state is CheckState.UNKNOWN
+    assert summary(list(asked.values())).endswith("have no data yet")
 
 
 def test_the_longest_rollout_of_a_step_is_the_one_with_most_own_seconds():
