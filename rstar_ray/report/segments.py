@@ -10,6 +10,7 @@ from rstar_ray.report.run_record import Row
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
+NOT_SHOWN = "(a result that the policy was not shown)"
 _RESPONSE_OPENS, _RESPONSE_CLOSES = "<tool_response>", "</tool_response>"
 _SPECIAL = re.compile(r"<\|(?:im_start\|>(?:assistant|user|system)?|im_end\|>|endoftext\|>)\n?")
 _PIECES = re.compile(f"{_CALL.pattern}|{_ANSWER.pattern}|{_SPECIAL.pattern}", re.DOTALL)
@@ -57,8 +58,8 @@ def spans(completion: str) -> list[Span]:
 
 def tool_answers(turn: Row) -> list[Segment]:
     """The result of each tool call of the turn, with its outcome."""
-    if turn["tool_response"] is None:
-        return []
+    if turn["tool_response"] is None:  # of a call that ran: the result did not fit, or the rollout ended
+        return [Segment("response", NOT_SHOWN, outcome) for outcome in turn["outcomes"]]
     responses = list(_responses(turn["tool_response"])) or [_SPECIAL.sub("", turn["tool_response"])]
     outcomes = [*turn["outcomes"], *["ok"] * len(responses)]
     return [Segment("response", text, outcome) for text, outcome in zip(responses, outcomes, strict=False)]

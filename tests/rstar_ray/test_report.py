@@ -11,6 +11,7 @@ from rstar_ray.report.findings import before_after
 from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report, page_data
 from rstar_ray.report.run_record import read_run
+from rstar_ray.report.segments import tool_answers
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
 from tests.rstar_ray.fabricate import run_directory, write_rows
@@ -133,3 +134,9 @@ def test_a_chart_has_the_title_of_its_figures_and_each_component_and_tool_a_char
     assert "training" in errors and "held-out" not in errors
     assert lines["Reward component: length"]["values"] == [-0.5] * 3
     assert lines["Calls of python per rollout"]["top"] == 2 and "Calls of search per rollout" in lines
+
+
+def test_a_failed_call_whose_result_the_policy_was_not_shown_is_named():
+    (shown,) = tool_answers({"tool_response": None, "outcomes": ["error"]})
+    assert shown.outcome == "error" and "not shown" in shown.text
+    assert tool_answers({"tool_response": None, "outcomes": []}) == []
