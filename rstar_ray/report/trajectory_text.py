@@ -68,13 +68,17 @@ def _turn_texts(turns: Sequence[Row], number: int) -> dict[str, Any]:
     if turn.get("continues") is not None:
         before = turns[number - 1]["tool_response"] if number else ""
         line = {"continues": turn["continues"], "why_new": turn.get("why_new", ""), "messages": before or ""}
+    found = spans(completion)
+    results = [] if elsewhere else [[result.text, result.outcome] for result in tool_answers(turn)]
+    if number + 1 == len(turns) and not results and any(span.kind == "call" for span in found):
+        results = [["(the rollout ended here)", "not run"]]
     return {
         "completion": completion,
         "spans": [
             [span.kind, span.start, span.end, span.inner_start, span.inner_end, *_read(completion, span)]
-            for span in spans(completion)
+            for span in found
         ],
-        "results": [] if elsewhere else [[result.text, result.outcome] for result in tool_answers(turn)],
+        "results": results,
         "tokens": turn["num_tokens"],
         "generate_s": turn["generate_s"],
         "tool_s": turn["tool_s"],

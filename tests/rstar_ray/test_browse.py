@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rstar_ray.algorithm.update import SeenTokens
+from rstar_ray.outcome import Outcome
 from rstar_ray.report.run_record import TrajectoryFile, read_ledger, read_run
 from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids, rule_of
 from rstar_ray.report.trajectory_rows import (
@@ -30,6 +31,7 @@ from rstar_ray.report.trajectory_text import (
     Body,
     chosen,
     figures_of,
+    texts_of,
 )
 from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
 from rstar_ray.run_dir.trajectory_log import readable, token_chars, write_trajectories
@@ -126,6 +128,14 @@ def test_what_the_learner_saw_can_be_read_back():
         size = 10 ** (number % NEGATIVE / DECADES - LEAST_DECADE)
         assert size == pytest.approx(abs(diff), rel=0.08) and (number > NEGATIVE) == (diff < 0)
     assert ((ord(entropies[3]) - FIRST) / SCALE) ** 2 == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_call_after_which_the_rollout_ended_is_shown_as_not_run():
+    call = '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>'
+    one = trajectory(Problem(id="p", problem="?", answer="1"), [(call, "1", Outcome.OK), (call, "", None)], reward=0.0)
+    named = readable(one, decode) | {"stage": "stage1", "step": 10}
+    (shown,) = texts_of(Siblings(0, "g", [named], [0]), NOTHING_KNOWN, "paper")
+    assert [turn["results"] for turn in shown["turns"]] == [[["1", "ok"]], [["(the rollout ended here)", "not run"]]]
 
 
 def test_a_page_takes_whole_groups_in_rounds_over_the_files_until_it_is_full():

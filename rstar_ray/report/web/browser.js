@@ -186,14 +186,14 @@ class Browser {
       node("div", { class: "meta" }, node("span", { class: store.right(row) ? "badge right" : "badge" }, `reward ${c.reward[row]}`), status ? node("span", { class: `status ${status}` }, STATUS_WORDS[status]) : "", facts.map(text => node("span", {}, text))),
       body && body.why ? node("p", { class: "why" }, body.why) : "",
       siblings.length > 1 ? this.strip(siblings, row) : "",
-      this.beside ? await this.columns(siblings) : this.whole(row, body, figures),
+      this.beside ? await this.columns([row, ...siblings.filter(sibling => sibling !== row)]) : this.whole(row, body, figures),
       this.sameProblem(number, row),
       node("p", { class: "source" }, "In ", node("code", {}, `trajectories/${file.name}`), " as ", node("code", {}, body ? body.id : store.id(row))),
     ];
   }
 
   strip(siblings, row) {
-    return node("div", { class: "siblings" }, node("span", { class: "label" }, `${siblings.length} siblings`),
+    return node("div", { class: "siblings" }, node("span", { class: "label" }, `group of ${siblings.length}`),
       siblings.map(sibling => node("button", { class: sibling === row ? "sib here" : "sib", title: this.sentence(sibling), onclick: () => this.go(sibling) }, mark(this.store, sibling))),
       node("button", { class: "plain", "aria-pressed": String(this.beside), onclick: () => { this.beside = !this.beside; this.open(row); } }, this.beside ? "one at a time" : "side by side"));
   }

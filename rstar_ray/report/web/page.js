@@ -33,7 +33,7 @@ function time(data) {
     if (i >= 0) one.replaceChildren(...slowStep(data, i));
   };
   const slowest = node("div", { class: "slowest spaced" }, node("span", { class: "label" }, "Slowest"), data.slow.slowest.map(step => node("button", { class: "plain", onclick: () => pickStep(step) }, where(data, step))));
-  const shared = node("p", { class: "note spaced" }, `Generation, tools and verification overlap: they share out the rollout phase by the rollouts' own seconds. All parts together are ${(100 * data.slow.covered).toFixed(1)} % of the steps' seconds (${(100 * data.slow.worst_covered).toFixed(1)} % at least); the rest is shown as other.`);
+  const shared = node("p", { class: "note spaced" }, `Generation, tools and verification overlap: they share out the rollout phase by the rollouts' own seconds. The parts add up to ${(100 * data.slow.covered).toFixed(1)} % of the time of all steps (${(100 * data.slow.worst_covered).toFixed(1)} % in the worst step); the rest is shown as other.`);
   pickStep(data.slow.slowest[0]);
   return section("time", "Step time", layerChart(data, { title: `${data.time_title}; click a step for an explanation`, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1), pick: step => pickStep(step) }), slowest, one, shared);
 }
