@@ -160,7 +160,7 @@ def headline(run: RunRecord) -> str:
     elif run.sft:
         changes.append(sft_change(run))
     sentences = [change.sentence for change in changes if change.sentence]
-    if any(change.sentence for change in changes[1:]):
+    if any(change.before is not None for change in changes[1:]):
         sentences.append("Training figures are means over the first and the last steps.")
     return " ".join(sentences)
 

@@ -71,7 +71,7 @@ def _turn_texts(turns: Sequence[Row], number: int) -> dict[str, Any]:
     found = spans(completion)
     results = [] if elsewhere else [[result.text, result.outcome] for result in tool_answers(turn)]
     if number + 1 == len(turns) and not results and any(span.kind == "call" for span in found):
-        results = [["(the rollout ended here)", "not run"]]
+        results = [["(the rollout ended here)", "no result"]]  # an agent may have run the call
     return {
         "completion": completion,
         "spans": [

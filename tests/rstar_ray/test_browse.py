@@ -130,12 +130,12 @@ def test_what_the_learner_saw_can_be_read_back():
     assert ((ord(entropies[3]) - FIRST) / SCALE) ** 2 == pytest.approx(0.02, rel=0.02)
 
 
-def test_a_call_after_which_the_rollout_ended_is_shown_as_not_run():
+def test_a_call_after_which_the_rollout_ended_is_shown_without_a_result():
     call = '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>'
     one = trajectory(Problem(id="p", problem="?", answer="1"), [(call, "1", Outcome.OK), (call, "", None)], reward=0.0)
     named = readable(one, decode) | {"stage": "stage1", "step": 10}
     (shown,) = texts_of(Siblings(0, "g", [named], [0]), NOTHING_KNOWN, "paper")
-    assert [turn["results"] for turn in shown["turns"]] == [[["1", "ok"]], [["(the rollout ended here)", "not run"]]]
+    assert [[outcome for _, outcome in turn["results"]] for turn in shown["turns"]] == [["ok"], ["no result"]]
 
 
 def test_a_page_takes_whole_groups_in_rounds_over_the_files_until_it_is_full():

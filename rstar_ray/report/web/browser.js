@@ -291,7 +291,7 @@ function segmentsOf(turn, tokens, look, facts) {
       for (const [piece, text] of read) made.push(segment(piece, LABELS[piece], piece === "code" ? python(text) : text));
     } else if (kind !== "special" && whole.trim()) made.push(segment(kind, LABELS[kind], turn.completion.slice(innerStart, innerEnd).trim()));
   }
-  for (const [text, outcome] of turn.results) made.push(segment(outcome === "ok" ? "response" : "response failed", outcome === "ok" ? "tool" : `tool: ${words(outcome)}`, text));
+  for (const [text, outcome] of turn.results) made.push(segment(outcome === "ok" || outcome === "no result" ? "response" : "response failed", outcome === "ok" ? "tool" : `tool: ${words(outcome)}`, text));
   return made;
 }
 
