@@ -134,6 +134,10 @@ class RowLearner:
         self._rank = LearnerRank(config, Path(model))
         self._rank.start()
 
+    def niceness(self) -> int:
+        """The scheduling priority of this process: Ray starts workers with 15."""
+        return os.nice(0)
+
     def weights(self) -> list[WeightBucket]:
         """The current weights."""
         return list(self._rank.served_weights().on_host())
@@ -305,9 +309,13 @@ async def compare(
 ) -> dict[str, Any]:
     """`pairs`: the engines of each of the two kinds of runs that alternate."""
     runs: dict[str, list[Run]] = {name: [] for name in pairs}
+    simulated: dict[str, list[float]] = {name: [] for name in pairs}
     began_s = time.perf_counter()
     compares = arm == "recompute_kv"
+    taken = taken_by_learner(await learner.niceness.remote())
+    measured = [engine for engines in pairs.values() for engine in engines][:2]
     async with balancer_actor("expected_kv") as balancer:
+        before: EngineCost | None = None
         for number in range(-1, bench.repeats):  # the first run, which is not counted, teaches the lengths
             for name, engines in pairs.items():
                 steps = bench.steps if number >= 0 else COUNTED + 1
@@ -315,8 +323,14 @@ async def compare(
                     engines, learner, balancer, bench, arm,
                     staleness=staleness[name], steps=steps, compares=compares,
                 )  # fmt: skip
-                if number >= 0:
+                after = await _cost(measured)
+                if number >= 0 and before is not None:
                     runs[name].append(run)
+                    cost = _mean([before, after])  # the machine's speed changes between runs
+                    simulated[name].append(
+                        simulated_s(bench, arm, cost, run, staleness=staleness[name], taken=taken) / run.step_s
+                    )
+                before = after
     first, second = pairs
     ratios = [b.tokens_per_s / a.tokens_per_s for a, b in zip(runs[first], runs[second], strict=True)]
     found: dict[str, Any] = {
@@ -333,7 +347,6 @@ async def compare(
         return found | {"logprob_difference_by_age": {name: _by_age(ran) for name, ran in runs.items()}}
     idle = statistics.median(run.idle_share for run in runs[first])
     gain, allowed = statistics.median(ratios), 1.0 / (1.0 - idle)
-    cost = await _cost([engine for engines in pairs.values() for engine in engines][:2])
     return found | {
         "idle_core_share": {name: _spread([run.idle_share for run in ran]) for name, ran in runs.items()},
         "most_gain_by_idle_time": round(allowed, 3),
@@ -341,25 +354,32 @@ async def compare(
         "learn_s": {name: round(statistics.mean(run.learn_s for run in ran), 3) for name, ran in runs.items()},
         "publish_s": {name: round(statistics.mean(run.publish_s for run in ran), 3) for name, ran in runs.items()},
         "step_s": {name: round(statistics.median(run.step_s for run in ran), 3) for name, ran in runs.items()},
-        "simulated_over_measured": {
-            name: round(
-                simulated_s(bench, arm, cost, ran, staleness[name]) / statistics.median(r.step_s for r in ran), 3
-            )
-            for name, ran in runs.items()
-        },
+        "simulated_over_measured": {name: _spread(ratios) for name, ratios in simulated.items()},
     }
 
 
 async def _cost(engines: Sequence[ReplayEngine]) -> EngineCost:
     """Mean of the costs that the engines measure at the same time, as they also run together."""
-    costs = await asyncio.gather(*(engine.measured_again() for engine in engines))
+    return _mean(await asyncio.gather(*(engine.measured_again() for engine in engines)))
+
+
+def _mean(costs: Sequence[EngineCost]) -> EngineCost:
     return EngineCost(
         **{name: statistics.mean(getattr(cost, name) for cost in costs) for name in EngineCost.__dataclass_fields__}
     )
 
 
-def simulated_s(bench: BenchSettings, arm: str, cost: EngineCost, runs: Sequence[Run], staleness: int) -> float:
-    """Mean simulated step; the learner takes its share of the cores from the running engines."""
+def taken_by_learner(niceness: int) -> float:
+    """Share of each engine's time that the learner takes while all three run.
+
+    Linux gives a process 1.25 times the CPU time of one that is nicer by 1. A third core is the learner's alone.
+    """
+    cores, weight = psutil.cpu_count() or 1, 1.25 ** (os.nice(0) - niceness)
+    return 0.0 if cores > 2 else cores * weight / (2 + weight) / 2
+
+
+def simulated_s(bench: BenchSettings, arm: str, cost: EngineCost, run: Run, *, staleness: int, taken: float) -> float:
+    """Mean simulated step. `taken`: share of the engines' time that the learner takes."""
     engine = STALE.engine
     settings = SimulatorSettings(
         replicas=2,
@@ -373,11 +393,7 @@ def simulated_s(bench: BenchSettings, arm: str, cost: EngineCost, runs: Sequence
         max_response_tokens=LIMITS.max_response_tokens,
         max_turns=LIMITS.max_turns,
     )
-    learn_s = statistics.mean(run.learn_s for run in runs)
-    taken = max(0.0, 1.0 - (psutil.cpu_count() or 1) / 3)
-    learner = LearnerTime(
-        learn_s=learn_s, engines_pause_s=taken * learn_s, publish_s=statistics.mean(run.publish_s for run in runs)
-    )
+    learner = LearnerTime(learn_s=run.learn_s, engines_pause_s=taken * run.learn_s, publish_s=run.publish_s)
     found = StepsSimulator(
         lambda step: draw_of(arm, bench, step),
         "expected_kv",

@@ -6,6 +6,7 @@ A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in separate proce
 import asyncio
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,38 +48,37 @@ async def measure_cost(
     """Measure the cost of steps. `context_tokens`: limit per request; `kv_tokens`: limit of all requests."""
     room = min(context_tokens, kv_tokens) - MORE_TOKENS
     short, long = min(SHORT_PROMPT, max(1, room // 2)), min(LONG_PROMPT, max(2, room // 2))
-    many = max(1, min(MANY, max_running, (kv_tokens - long) // (2 * MORE_TOKENS + SHORT_PROMPT)))
-    salt = 0
+    many, many_long = (max(1, min(MANY, max_running, kv_tokens // (of + 2 * MORE_TOKENS))) for of in (short, long))
+    ids = random.Random(0)
 
-    def prompt(tokens: int) -> list[int]:
-        """A new prompt, which is not in the prefix cache."""
-        nonlocal salt
-        salt += 1
-        return [FIRST_TOKEN + (salt * 7 + place * place * salt) % TOKENS for place in range(tokens)]
+    def prompts(tokens: int, requests: int) -> list[list[int]]:
+        """New prompts, which are not in the prefix cache and share no KV with each other."""
+        return [[FIRST_TOKEN + ids.randrange(TOKENS) for _ in range(tokens)] for _ in range(requests)]
 
-    async def seconds(prompt_ids: Sequence[int], tokens: int, requests: int) -> float:
+    async def seconds(asked: Sequence[Sequence[int]], tokens: int) -> float:
         began = clock()
-        await asyncio.gather(*(sample(prompt_ids, tokens) for _ in range(requests)))
+        await asyncio.gather(*(sample(prompt_ids, tokens) for prompt_ids in asked))
         return clock() - began
 
     async def step_s(tokens: int, requests: int) -> float:
-        """Seconds of a decode step of `requests` requests that share a prompt of `tokens` tokens."""
-        shared = prompt(tokens)
-        await seconds(shared, 1, 1)
-        few = min([await seconds(shared, FEW_TOKENS, requests) for _ in range(ROUNDS)])
-        more = min([await seconds(shared, MORE_TOKENS, requests) for _ in range(ROUNDS)])
+        """Seconds of a decode step of `requests` requests after prompts of `tokens` tokens."""
+        asked = prompts(tokens, requests)
+        await seconds(asked, 1)
+        few = min([await seconds(asked, FEW_TOKENS) for _ in range(ROUNDS)])
+        more = min([await seconds(asked, MORE_TOKENS) for _ in range(ROUNDS)])
         return max(LEAST_STEP_S, (more - few) / (MORE_TOKENS - FEW_TOKENS))
 
     async def prefill_s(tokens: int) -> float:
-        return min([await seconds(prompt(tokens), 1, 1) for _ in range(ROUNDS)])
+        return min([await seconds(prompts(tokens, 1), 1) for _ in range(ROUNDS)])
 
-    one, all_short, all_long = await step_s(short, 1), await step_s(short, many), await step_s(long, many)
+    one, all_short, all_long = await step_s(short, 1), await step_s(short, many), await step_s(long, many_long)
     brief, whole = await prefill_s(short), await prefill_s(long)
     per_sequence_s = min(one, max(0.0, (all_short - one) / max(1, many - 1)))
+    without_context_s = one + (many_long - 1) * per_sequence_s
     return EngineCost(
         fixed_s=max(LEAST_STEP_S, one - per_sequence_s),
         per_sequence_s=per_sequence_s,
-        per_context_s=max(0.0, (all_long - all_short) / (many * (long - short))),
+        per_context_s=max(0.0, (all_long - without_context_s) / (many_long * (long - short))),
         per_prefill_s=max(0.0, (whole - brief) / (long - short)),
     )
 

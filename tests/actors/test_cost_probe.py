@@ -23,11 +23,14 @@ class Modelled:
         self.asked = 0
         self._running: dict[str, asyncio.Future[None]] = {}
         self._prompts: dict[tuple[int, ...], str] = {}
+        self._together: set[tuple[int, ...]] = set()
 
     async def sample(self, prompt_ids: Sequence[int], tokens: int) -> None:
         group = self._prompts.setdefault(tuple(prompt_ids), f"g{len(self._prompts)}")
         assert len(prompt_ids) + tokens <= self.shape.kv_tokens and len(set(prompt_ids)) <= 50
         self.asked += 1
+        assert tuple(prompt_ids) not in self._together, "KV that requests share is read faster than their own"
+        self._together.add(tuple(prompt_ids))
         key, done = f"{self.asked}", asyncio.get_running_loop().create_future()
         self._running[key] = done
         self.engine.submit(self.now, Request(key, group, len(prompt_ids), len(prompt_ids), tokens, 0))
@@ -36,6 +39,7 @@ class Modelled:
             self.now = self.engine.next_event_s
             for request in self.engine.advance():
                 self._running.pop(request.key).set_result(None)
+        self._together.discard(tuple(prompt_ids))
 
 
 async def measured(cost: EngineCost, kv_tokens: int = 65_536, **limits: Any) -> EngineCost:
