@@ -34,6 +34,7 @@ FEW_TOKENS, MORE_TOKENS = 4, 16  # sampled per request
 SHORT_PROMPT, LONG_PROMPT = 16, 2_048  # maximum tokens
 MANY = 32  # maximum concurrent requests
 FIRST_TOKEN, TOKENS = 8, 50  # range of token ids in prompts, which every vocabulary has
+CONTEXTS_S = 5.0  # maximum time to prefill all long prompts: a real model on a CPU takes seconds for one
 LEAST_STEP_S = 1e-6  # lower bound, because measurements are noisy
 
 
@@ -71,8 +72,9 @@ async def measure_cost(
     async def prefill_s(tokens: int) -> float:
         return min([await seconds(prompts(tokens, 1), 1) for _ in range(ROUNDS)])
 
-    one, all_short, all_long = await step_s(short, 1), await step_s(short, many), await step_s(long, many_long)
     brief, whole = await prefill_s(short), await prefill_s(long)
+    many_long = max(1, min(many_long, int(CONTEXTS_S / max(LEAST_STEP_S, whole))))
+    one, all_short, all_long = await step_s(short, 1), await step_s(short, many), await step_s(long, many_long)
     per_sequence_s = min(one, max(0.0, (all_short - one) / max(1, many - 1)))
     without_context_s = one + (many_long - 1) * per_sequence_s
     return EngineCost(

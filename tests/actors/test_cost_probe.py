@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,3 +55,13 @@ async def measured(cost: EngineCost, kv_tokens: int = 65_536, **limits: Any) -> 
 async def test_a_probe_stays_within_a_small_engine(limits: dict[str, int]):
     found = await measured(COST, **limits)
     assert found.fixed_s == pytest.approx(COST.fixed_s, rel=0.2)
+
+
+async def test_a_slow_prefill_does_not_make_a_long_start():
+    slow = replace(COST, per_prefill_s=3e-3)
+    model = Modelled(slow, EngineShape(kv_tokens=65_536, max_running=256))
+    found = await measure_cost(
+        model.sample, kv_tokens=65_536, context_tokens=32_768, max_running=256, clock=lambda: model.now
+    )
+    assert model.now < 8 * slow.prefill_s(2_048, 0)
+    assert found.per_context_s == pytest.approx(COST.per_context_s, rel=0.3)
