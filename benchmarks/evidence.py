@@ -1,4 +1,4 @@
-"""Evidence of learning at scale tiny, arm by arm: discovery (B), controls (C), curriculum (D), refill (E).
+"""Evidence of learning at scale tiny, arm by arm: discovery (B, B2), controls (C), curriculum (D), refill (E).
 
 python -m benchmarks.evidence --run-dir runs/evidence --parts B --seeds 1 --minutes 15
 
@@ -89,8 +89,12 @@ def run_arm(root: Path, part: str, arm: Arm, seed: int, deadline: float) -> Row:
         call(root, ["recipes/sft.py", *common(sft, seed), *shlex.split(SFT)], deadline)
     data: list[str] = []
     if PARTS[part].composed:
-        data = ["--data.train", str(root / f"train-{seed}.jsonl"), "--data.heldout", str(root / "composed.jsonl")]
-        for path, problems in ((data[1], training_problems(seed)), (data[3], heldout_problems())):
+        train = root / f"train-{seed}{'-prefixes' * arm.prefixes}.jsonl"
+        data = ["--data.train", str(train), "--data.heldout", str(root / "composed.jsonl")]
+        for path, problems in (
+            (data[1], training_problems(seed, prefixes=arm.prefixes)),
+            (data[3], heldout_problems()),
+        ):
             write_text(Path(path), "".join(f"{json.dumps(problem.as_row())}\n" for problem in problems))
     model = _policy(sft, "sft")
     for stage, options in arm.stages:

@@ -5,6 +5,7 @@ A change here is a new experiment: docs/evidence.md must state it, and report th
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rstar_ray.tiny.families import SIZES, Family, Numbers, _multiples_and_more, _three, _three_falling
@@ -23,6 +24,7 @@ class Arm:
     name: str
     stages: tuple[tuple[str, str], ...] = ()  # recipe and its options
     samples: int = 16  # rollouts per problem of the evaluation
+    prefixes: bool = False  # of part B's problems: prefixes of their programs are trained too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +37,16 @@ class Part:
     composed: bool = False  # trains and evaluates on part B's problems
 
 
-def _stage_1(name: str, options: str, *, steps: int = 45, samples: int = 16, rate: str = "3e-4") -> Arm:
+def _stage_1(
+    name: str, options: str, *, steps: int = 45, samples: int = 16, rate: str = "3e-4", prefixes: bool = False
+) -> Arm:
     """One stage with budgets of tokens and turns that rollouts do not reach."""
     budget = f"--steps {steps} --optimizer.learning-rate {rate} --rollout.max-response-tokens 256 --rollout.max-turns 8"
-    return Arm(name=name, stages=(("stage1", f"{budget} --evaluate.every-steps 10 {options}"),), samples=samples)
+    stages = (("stage1", f"{budget} --evaluate.every-steps 10 {options}"),)
+    return Arm(name=name, stages=stages, samples=samples, prefixes=prefixes)
+
+
+DISCOVERY = f"{ROC_2} --algorithm.rollouts-per-prompt 16 --algorithm.keep 8"
 
 
 PARTS: dict[str, Part] = {
@@ -48,9 +56,7 @@ PARTS: dict[str, Part] = {
         composed=True,
         arms=(
             Arm(name="after SFT", samples=64),
-            _stage_1(
-                "after RL", f"{ROC_2} --algorithm.rollouts-per-prompt 16 --algorithm.keep 8", steps=90, samples=64
-            ),
+            _stage_1("after RL", DISCOVERY, steps=90, samples=64),
         ),
     ),
     "C": Part(
@@ -94,6 +100,12 @@ PARTS: dict[str, Part] = {
             _stage_1("skip solved", f"{ROC_2} --data.skip-solved 20"),
             _stage_1("both", f"{ROC_2} --algorithm.refill-rounds 2 --data.skip-solved 20"),
         ),
+    ),
+    "B2": Part(
+        title="Discovery with prefixes: a curriculum by problems, added after part B's first seed",
+        seeds=3,
+        composed=True,
+        arms=(_stage_1("after RL with prefixes", DISCOVERY, steps=90, samples=64, prefixes=True),),
     ),
 }
 
@@ -149,12 +161,64 @@ COMPOSED: tuple[Family, ...] = (
 Answers are large, so that a wrong program is not correct by chance.
 """
 
+PREFIXES: tuple[Family, ...] = (
+    Family(
+        "sum_times",
+        ("Add {a} and {b} and multiply by {c}.", "What is {c} times the sum of {a} and {b}?"),
+        _three,
+        lambda n: (n.a + n.b) * n.c,
+        commutes=True,
+        results=2,
+    ),
+    Family(
+        "lcm_plus",
+        ("Take the lcm of {a} and {b} and add {c}.",),
+        _multiples,
+        lambda n: math.lcm(n.a, n.b) + n.c,
+        commutes=True,
+        results=2,
+    ),
+    Family(
+        "difference_squared",
+        ("Take {b} from {a} and square it.",),
+        _three_falling,
+        lambda n: (n.a - n.b) ** 2,
+        results=2,
+    ),
+    Family(
+        "difference_squared_times",
+        ("Take {b} from {a}, square it and multiply by {c}.",),
+        _three_falling,
+        lambda n: (n.a - n.b) ** 2 * n.c,
+        results=3,
+    ),
+    Family(
+        "product_plus",
+        ("Multiply {a} by {b} and add {c}.",),
+        _product,
+        lambda n: n.a * n.b + n.c,
+        commutes=True,
+        results=2,
+    ),
+    Family(
+        "product_plus_squared",
+        ("Multiply {a} by {b}, add {c} and square it.",),
+        _product,
+        lambda n: (n.a * n.b + n.c) ** 2,
+        commutes=True,
+        results=3,
+    ),
+)
+"""The first two or three calls of the composed families, which SFT does not show in sequence either."""
+PER_PREFIX, SHOWN_BESIDE_PREFIXES = 266, 800
+"""Training problems of each prefix, and of the families in SFT beside them."""
 
-def composed_problems(seed: int, split: Split, per_family: int) -> list[Problem]:
-    """Different problems of the composed families, up to `per_family` each."""
+
+def composed_problems(seed: int, split: Split, per_family: int, families: Sequence[Family] = COMPOSED) -> list[Problem]:
+    """Different problems of these families, up to `per_family` each."""
     rng = random.Random(f"{seed} composed {split.value}")
     problems: dict[str, Problem] = {}
-    for family in COMPOSED:
+    for family in families:
         found: dict[str, Problem] = {}
         for _ in range(100 * per_family):
             question = Question(family, family.draw(rng, rng.choice(SIZES)), rng.randrange(len(family.phrasings)))
@@ -164,9 +228,13 @@ def composed_problems(seed: int, split: Split, per_family: int) -> list[Problem]
     return list(problems.values())
 
 
-def training_problems(seed: int) -> list[Problem]:
-    """Half composed problems, half problems of the families in SFT."""
-    return composed_problems(seed, Split.TRAIN, PER_FAMILY) + generate_problems(seed, Split.TRAIN, SHOWN)
+def training_problems(seed: int, *, prefixes: bool = False) -> list[Problem]:
+    """Half composed problems; the others are of the families in SFT, or of prefixes and of these, two to one."""
+    composed = composed_problems(seed, Split.TRAIN, PER_FAMILY)
+    if not prefixes:
+        return composed + generate_problems(seed, Split.TRAIN, SHOWN)
+    parts = composed_problems(seed, Split.TRAIN, PER_PREFIX, PREFIXES)
+    return composed + parts + generate_problems(seed, Split.TRAIN, SHOWN_BESIDE_PREFIXES)
 
 
 def heldout_problems() -> list[Problem]:

@@ -9,7 +9,7 @@ import pytest
 from actors.launch.command_line import parse
 from benchmarks import evidence
 from benchmarks.evidence import EvidenceConfig, call, cell, experiment, main, score_at, svg
-from benchmarks.evidence_plan import COMPOSED, PARTS, heldout_problems, training_problems
+from benchmarks.evidence_plan import COMPOSED, PARTS, PREFIXES, heldout_problems, training_problems
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
@@ -35,6 +35,7 @@ def test_arms_differ_in_what_they_are_for_alone(part: str):
     found = configs(part)
     allowed = {
         "B": set(),
+        "B2": set(),
         "C": {"algorithm", "own_folder", "reward"},
         "D": {"steps", "optimizer", "rollout", "algorithm"},
         "E": {"algorithm", "data"},
@@ -68,6 +69,9 @@ def test_composed_problems_have_the_answers_of_their_programs_and_no_split_share
     (text, answer), *_ = [(one.problem, one.answer) for one in train if one.family == "difference_squared_times_plus"]
     b, a, c, _ = (int(word.strip(".,")) for word in text.split() if word.strip(".,").isdigit())
     assert int(answer) == (a - b) ** 2 * c + c
+    beside = training_problems(0, prefixes=True)
+    assert not {one.id for one in beside} & {one.id for one in heldout}
+    assert {family.name for family in PREFIXES} | names < {one.family for one in beside}
 
 
 @pytest.fixture
