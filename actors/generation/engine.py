@@ -61,27 +61,32 @@ async def measure_cost(
         await asyncio.gather(*(sample(prompt_ids, tokens) for prompt_ids in asked))
         return clock() - began
 
-    async def step_s(tokens: int, requests: int) -> float:
-        """Seconds of a decode step of `requests` requests after prompts of `tokens` tokens."""
+    async def step_s(tokens: int, requests: int) -> tuple[float, float]:
+        """Seconds of a decode step of `requests` requests after prompts of `tokens` tokens, and of all before it."""
         asked = prompts(tokens, requests)
         await seconds(asked, 1)
         few = min([await seconds(asked, FEW_TOKENS) for _ in range(ROUNDS)])
         more = min([await seconds(asked, MORE_TOKENS) for _ in range(ROUNDS)])
-        return max(LEAST_STEP_S, (more - few) / (MORE_TOKENS - FEW_TOKENS))
+        step = max(LEAST_STEP_S, (more - few) / (MORE_TOKENS - FEW_TOKENS))
+        return step, few - FEW_TOKENS * step
 
     async def prefill_s(tokens: int) -> float:
         return min([await seconds(prompts(tokens, 1), 1) for _ in range(ROUNDS)])
 
     brief, whole = await prefill_s(short), await prefill_s(long)
     many_long = max(1, min(many_long, int(CONTEXTS_S / max(LEAST_STEP_S, whole))))
-    one, all_short, all_long = await step_s(short, 1), await step_s(short, many), await step_s(long, many_long)
+    (one, start_one), (all_short, start_all) = await step_s(short, 1), await step_s(short, many)
+    all_long, _ = await step_s(long, many_long)
     per_sequence_s = min(one, max(0.0, (all_short - one) / max(1, many - 1)))
     without_context_s = one + (many_long - 1) * per_sequence_s
+    per_prefill_s = max(0.0, (whole - brief) / (long - short))
+    start_s = (start_all - start_one) / max(1, many - 1)  # includes the prompt, which is shorter than a cached block
     return EngineCost(
         fixed_s=max(LEAST_STEP_S, one - per_sequence_s),
         per_sequence_s=per_sequence_s,
         per_context_s=max(0.0, (all_long - without_context_s) / (many_long * (long - short))),
-        per_prefill_s=max(0.0, (whole - brief) / (long - short)),
+        per_prefill_s=per_prefill_s,
+        per_request_s=max(0.0, start_s - short * per_prefill_s),
     )
 
 

@@ -65,3 +65,12 @@ async def test_a_slow_prefill_does_not_make_a_long_start():
     )
     assert model.now < 8 * slow.prefill_s(2_048, 0)
     assert found.per_context_s == pytest.approx(COST.per_context_s, rel=0.3)
+
+
+@pytest.mark.parametrize("per_request_s", [0.0, 2e-3])
+async def test_the_host_time_of_a_request_is_measured(per_request_s: float):
+    found = await measured(replace(COST, per_request_s=per_request_s))
+    assert found.per_request_s == pytest.approx(per_request_s, abs=2 * COST.per_sequence_s)
+    assert found.fixed_s == pytest.approx(COST.fixed_s, rel=0.2)
+    assert found.per_sequence_s == pytest.approx(COST.per_sequence_s, rel=0.2)
+    assert found.per_prefill_s == pytest.approx(COST.per_prefill_s, rel=0.2)
