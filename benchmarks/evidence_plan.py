@@ -209,7 +209,7 @@ PREFIXES: tuple[Family, ...] = (
         results=3,
     ),
 )
-"""The first two or three calls of the composed families, which SFT does not show in sequence either."""
+"""The first calls of the composed families. SFT shows only those of `lcm_plus` in sequence, before a third."""
 PER_PREFIX, SHOWN_BESIDE_PREFIXES = 266, 800
 """Training problems of each prefix, and of the families in SFT beside them."""
 

@@ -80,7 +80,7 @@ async def measure_cost(
     per_sequence_s = min(one, max(0.0, (all_short - one) / max(1, many - 1)))
     without_context_s = one + (many_long - 1) * per_sequence_s
     per_prefill_s = max(0.0, (whole - brief) / (long - short))
-    start_s = (start_all - start_one) / max(1, many - 1)  # includes the prompt, which is shorter than a cached block
+    start_s = (start_all - start_one) / max(1, many - 1)  # with the prompt, whose last block is never cached
     return EngineCost(
         fixed_s=max(LEAST_STEP_S, one - per_sequence_s),
         per_sequence_s=per_sequence_s,
