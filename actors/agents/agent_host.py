@@ -108,10 +108,6 @@ class AgentHost:
         await self._open.aclose()
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens held for all rollouts, including ended ones."""
         return sum(session.num_tokens for session in self._by_key.values())

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
 from rstar_ray.chat.chat_profile import ChatProfile, Frame
 from rstar_ray.chat.encoding import Encoder
-from rstar_ray.chat.instructions import instructions, opened
+from rstar_ray.chat.instructions import opened
 from rstar_ray.chat.render import Renderer
-from rstar_ray.chat.resolve import PROBE_NAME, SAID, resolve, thinking_switches
+from rstar_ray.chat.resolve import PROBE_NAME, SAID, thinking_switches
 from rstar_ray.chat.streamed import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
-from rstar_ray.config import ChatConfig
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
@@ -274,13 +273,3 @@ def _framed(parts: list[str], roles: Sequence[str], tool_frame: Frame) -> tuple[
         parts[number + 1] = parts[number + 1].removeprefix(around[::-1])
         frames.append(frame)
     return parts[0], [replace(frame, tail=tail) for frame, tail in zip(frames, parts[1:], strict=True)]
-
-
-def chat_of(
-    tokenizer: Any, *, instruct: bool, generation: Mapping[str, Any] | None = None, config: ChatConfig | None = None
-) -> TokenizerChat:
-    """The chat of a loaded tokenizer; `instruct` puts the tool's schema and the answer format before the problem."""
-    config = config or ChatConfig()
-    profile = resolve(tokenizer, generation or {}, config)
-    system = instructions([PYTHON_TOOL]) if instruct else ""
-    return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, thinking=config.thinking)

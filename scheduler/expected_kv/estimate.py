@@ -77,7 +77,6 @@ class LengthEstimate:
         self._group_R: NDArray[np.int64] = np.full(64, -1)
         self._ended_R: NDArray[np.bool_] = np.zeros(64, dtype=bool)  # by the policy, not cut
         self._size = 0
-        self.observations = 0  # since the start; callers refresh after enough new ones
         self.alikeness = FIRST_ALIKENESS  # r^2; 0: siblings are independent, 1: they have equal scores
         self._fit_at = 64.0  # number of deaths at which it is fitted next
         self._survival_BU: Floats = np.zeros((NUM_BINS + 1, len(FACTOR_U)))  # log survival at the edges
@@ -113,7 +112,6 @@ class LengthEstimate:
 
     def grow(self, row: int, age: float) -> None:
         self._age_R[row] = age
-        self.observations += 1
 
     def survive(self, row_N: NDArray[np.int64], age_N: Floats) -> None:
         """Set the ages of rollouts that continue."""
@@ -124,7 +122,6 @@ class LengthEstimate:
         self._age_R[row] = age
         self._ended_R[row] = not truncated
         self._members[int(self._group_R[row])] -= 1
-        self.observations += 1
 
     def drop(self, row: int) -> None:
         """The rollout was cancelled: it is not evidence of a length."""
