@@ -49,14 +49,14 @@ def texts_of(siblings: Siblings, known: StepStatuses, rule: str) -> list[dict[st
         {
             "id": row["rollout_id"],
             "why": reason(row, siblings.rows, known, rule),
-            "prompt": row["prompt"] if sibling == 0 else "",
+            "prompt": row["prompt"],
             "restarts": row["restarts"],
             "judge_retries": row["judge_retries"],
             "verify_s": row["verify_s"],
             "placements": row["placements"],
             "turns": [_turn_texts(row["turns"], number) for number in range(len(row["turns"]))],
         }
-        for sibling, row in enumerate(siblings.rows)
+        for row in siblings.rows
     ]
 
 

@@ -79,6 +79,7 @@ def test_tokens_are_coloured_and_siblings_stand_side_by_side(address: str, pages
                 f"[...document.querySelectorAll('.looks button')].find(b => b.textContent === '{look}').click()"
             )
             assert await page.evaluate("document.querySelector('.seg .tok').title") == title
+            assert "stronge" in await page.evaluate("document.querySelector('.looks').innerText")  # the legend
         assert await page.evaluate("document.querySelector('.detail .placements').innerText") == (
             "Waited 2.5 s, 1.5 s because no replica has room in its KV cache for the next in line; then generation/0: "
             "most room by expected KV. KV there: 25 % in use, 75 % counted on, of 2,048 tokens, 12 rollouts with this "
@@ -90,6 +91,9 @@ def test_tokens_are_coloured_and_siblings_stand_side_by_side(address: str, pages
         await page.until("document.querySelectorAll('.looks button').length === 5")  # the learner did not see it
         await page.evaluate("browser.set({ problem: 'gcd-17', file: 'stage1-step-000001.jsonl' }, true)")
         await page.until("document.querySelectorAll('.looks button').length === 7")
+        await page.evaluate("document.querySelector('.siblings .sib:not(.here)').click()")
+        await page.until("document.querySelector('.siblings .sib + .sib.here')")
+        assert await page.evaluate("document.querySelector('.prompt pre').textContent")  # the second sibling has it too
         await page.evaluate("[...document.querySelectorAll('.siblings button')].at(-1).click()")
         await page.until("document.querySelectorAll('.column').length === 2")
         assert "The same problem over the run" in await page.evaluate("document.querySelector('.same').innerText")

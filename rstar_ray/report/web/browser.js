@@ -206,14 +206,18 @@ class Browser {
     if (!body) return node("p", { class: "empty" }, "This trajectory's text is not in this page, which holds whole groups of siblings up to its size: `python recipes/watch.py RUN` shows all of them.");
     const facts = { advantage: this.store.c.advantage[row] };
     const turns = node("div", { class: "turns" });
-    const fill = () => turns.replaceChildren(...body.turns.map((turn, i) => this.turnOf(body.turns, i, figures && figures[i] && figures[i][0] ? tokensOf(turn, figures[i]) : null, facts)));
+    const legend = node("span", { class: "label" });
+    const fill = () => {
+      legend.textContent = this.look ? LOOKS[this.look].legend : "";
+      turns.replaceChildren(...body.turns.map((turn, i) => this.turnOf(body.turns, i, figures && figures[i] && figures[i][0] ? tokensOf(turn, figures[i]) : null, facts)));
+    };
     const looks = figures ? node("div", { class: "looks", role: "radiogroup", "aria-label": "colour tokens by" }, node("span", { class: "label" }, "tokens by"), ["", ...Object.keys(LOOKS).filter(name => hasLook(figures, LOOKS[name]))].map(name => node("button", { class: "plain", role: "radio", "aria-checked": String(this.look === name), onclick: event => {
       this.look = name;
       for (const button of event.target.parentElement.querySelectorAll("button")) button.setAttribute("aria-checked", String(button === event.target));
       fill();
-    } }, name ? LOOKS[name].title : "nothing"))) : "";
+    } }, name ? LOOKS[name].title : "nothing")), legend) : "";
     fill();
-    const prompt = this.store.ofGroup[this.store.c.group[row]].indexOf(row) === 0 && body.prompt ? node("details", { class: "turn" }, node("summary", {}, "The prompt as the policy was given it"), node("div", { class: "seg prompt" }, node("pre", {}, body.prompt))) : "";
+    const prompt = body.prompt ? node("details", { class: "turn" }, node("summary", {}, "The prompt as the policy was given it"), node("div", { class: "seg prompt" }, node("pre", {}, body.prompt))) : "";
     return node("div", {}, timeline(body.turns, body.verify_s, body.placements), looks, prompt, turns);
   }
 
