@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rstar_ray.algorithm.update import SftExample
-from rstar_ray.chat.template import TokenizerChat, chat_of
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, conversation
 from rstar_ray.data.sft import encode
@@ -16,7 +16,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolResult
-from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
+from tests.rstar_ray.chat.families import FAMILIES, chat_with, generation_of, tokenizer_of
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 17 + 5?"},
@@ -40,13 +40,12 @@ THINKING = [
 
 @pytest.fixture(scope="module")
 def chat() -> TokenizerChat:
-    return chat_of(make_tokenizer(), instruct=False)
+    return chat_with(make_tokenizer())
 
 
 def family_chat(name: str, **choices: Any) -> TokenizerChat:
     family = FAMILIES[name]
-    asked = ChatConfig(**choices)
-    return chat_of(tokenizer_of(family), instruct=False, generation=generation_of(family), config=asked)
+    return chat_with(tokenizer_of(family), generation_of(family), ChatConfig(**choices))
 
 
 def rows_of(chat: TokenizerChat, messages: list[dict[str, Any]], **more: Any) -> list[SftExample]:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from rstar_ray.agent.talk import Heard, TalkLimits, talk
-from rstar_ray.chat.template import TokenizerChat, chat_of
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
+from tests.rstar_ray.chat.families import chat_with
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(6*7)"}}\n</tool_call>'
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 6 * 7?"}]
@@ -17,7 +18,7 @@ QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 6 * 7?"}]
 
 @pytest.fixture(scope="module")
 def chat() -> TokenizerChat:
-    return chat_of(make_tokenizer(), instruct=False)
+    return chat_with(make_tokenizer())
 
 
 class Script:
@@ -73,7 +74,7 @@ async def test_the_next_turn_is_sampled_from_exactly_the_tokens_so_far(chat: Tok
 
 async def test_streamed_text_is_the_decoded_text_and_takes_linear_time(monkeypatch: pytest.MonkeyPatch):
     """With a token for each byte: characters come in parts."""
-    chat = chat_of(make_tokenizer(), instruct=False)
+    chat = chat_with(make_tokenizer())
     said, decoded = " naïve 42 é中😀 x²" * 40, list[int]()
 
     def decode(token_ids: Sequence[int]) -> str:
@@ -107,7 +108,7 @@ async def test_every_way_to_end_is_reported(chat: TokenizerChat, turns: list[str
 
 def test_a_conversation_begins_as_a_problem_does():
     tokenizer = make_tokenizer()
-    profile = chat_of(tokenizer, instruct=True).profile
+    profile = chat_with(tokenizer).profile
     chat = TokenizerChat(tokenizer, profile, system="Be brief.", before="Think: ", shows_tools=True)
     asked = chat.conversation_ids(QUESTION)
     assert asked == chat.prompt_ids(Problem(id="", problem=QUESTION[0]["content"], answer=""))

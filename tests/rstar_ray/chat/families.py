@@ -7,6 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.chat.resolve import resolve
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.config import ChatConfig
+
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 LLAMA = (
@@ -118,3 +122,11 @@ def generation_of(family: Family) -> dict[str, Any]:
     tokenizer = tokenizer_of(family)
     ids = [tokenizer.convert_tokens_to_ids(token) for token in family.generation_eos]
     return {"eos_token_id": ids} if ids else {}
+
+
+def chat_with(
+    tokenizer: Any, generation: dict[str, Any] | None = None, config: ChatConfig | None = None
+) -> TokenizerChat:
+    """Its chat, without instructions."""
+    config = config or ChatConfig()
+    return TokenizerChat(tokenizer, resolve(tokenizer, generation or {}, config), thinking=config.thinking)

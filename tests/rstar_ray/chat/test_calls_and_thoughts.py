@@ -10,13 +10,12 @@ from rstar_ray.chat.call_syntax import SYNTAXES, WrittenCall
 from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.resolve import resolve
 from rstar_ray.chat.streamed import spoken, where_calls_stand
-from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import ToolCall
-from tests.rstar_ray.chat.families import FAMILIES, Family, tokenizer_of
+from tests.rstar_ray.chat.families import FAMILIES, Family, chat_with, tokenizer_of
 
 # -- calls -------------------------------------------------------------------------------------------------------------
 
@@ -182,15 +181,13 @@ def test_a_template_that_does_not_fit_is_refused_by_its_option(template: str, ch
 
 
 def test_a_turn_is_read_without_the_token_that_ended_it():
-    tokenizer = tokenizer_of(QWEN)
-    chat = TokenizerChat(tokenizer, resolve(tokenizer, {}, ChatConfig()))
+    chat = chat_with(tokenizer_of(QWEN))
     ids = list(chat.tokenizer.encode("<think>a</think>b<|im_end|>", add_special_tokens=False))
     assert chat.read(ids, after_tools=False).text == "<think>a</think>b"
     assert chat.read(ids, after_tools=False).spoken == "b"
     assert chat.read([*ids, *ids[:1]], after_tools=False).text == "<think>a</think>b<|im_end|><think>"
     assert chat.read([], after_tools=True).text == ""
     assert chat.as_content(chat.read(ids, after_tools=False), after_tools=False) == "<think>a</think>b"
-    tokenizer = tokenizer_of(FAMILIES["qwen3.5"])
-    opened = TokenizerChat(tokenizer, resolve(tokenizer, {}, ChatConfig()))
+    opened = chat_with(tokenizer_of(FAMILIES["qwen3.5"]))
     reading = opened.read(list(opened.tokenizer.encode("a</think>b", add_special_tokens=False)), after_tools=False)
     assert (reading.spoken, opened.as_content(reading, after_tools=False)) == ("b", "<think>\na</think>b")
