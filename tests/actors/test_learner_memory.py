@@ -61,6 +61,7 @@ def of_rank(rank: int, folder: str) -> None:
     from actors.learner import deepspeed_start
     from actors.learner.rank import LearnerRank
 
+    gc.freeze()  # modules' objects are not looked through for tensors
     rows = weighted(draw_rows(6))
     seen: dict[str, dict[str, float]] = {}
     port = Path(folder) / "port"
