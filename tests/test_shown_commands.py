@@ -29,7 +29,7 @@ RUN_BY = {
     "recipes/chat.py": ("recipes/test_real_shaped.py", "recipes/chat"),
     "recipes/serve.py": ("recipes/test_real_shaped.py", "recipes/serve"),
     "-m examples.real_shaped": ("recipes/test_real_shaped.py", "write_all("),
-    "--agent.run examples.train_agent": ("actors/test_agents_real.py", "examples.train_agent import solve"),
+    "--agent.run examples.train_agent": ("actors/test_agents_real.py", "examples.train_agent:solve"),
     "--agent.command": ("examples/test_own_code.py", "--agent.command"),
     "-m examples.tool_agent": ("actors/test_policy_answers.py", "tool_agent.solve("),
     "curl ": ("recipes/test_real_shaped.py", "/chat/completions"),

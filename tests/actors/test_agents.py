@@ -564,8 +564,17 @@ async def test_a_request_under_way_is_refused_when_its_rollout_is_taken_away():
 
 
 async def test_a_worker_plays_a_granted_rollout_through_its_agent_and_stops_the_agent_at_its_end():
-    balancer = BalancerService()
-    async with host_of(with_python) as host:
+    balancer, begun, ended_agents = BalancerService(), 0, 0
+
+    async def counted(problem: Problem, endpoint: Endpoint) -> None:
+        nonlocal begun, ended_agents
+        begun += 1
+        try:
+            await with_python(problem, endpoint)
+        finally:
+            ended_agents += 1
+
+    async with host_of(counted) as host:
         agents = Agents([Local(host, "agents/0")], caller="generation/0")  # pyright: ignore[reportArgumentType]
         engine = FakeEngine(Policy())  # pyright: ignore[reportArgumentType]
         async with serving(balancer, engine=engine, agents=agents, chat=CHAT) as one:
@@ -575,6 +584,7 @@ async def test_a_worker_plays_a_granted_rollout_through_its_agent_and_stops_the_
             await drained(balancer)
             await agents.settled()
             assert host.num_tokens == 0
+            assert ended_agents == begun == 20
     for seed, state in enumerate(states):
         alone = await judged(await run_rollout(state, generate=Policy(), execute=AddingSandbox(), chat=CHAT))
         ended = found[f"r{seed}"]

@@ -55,7 +55,7 @@ async def running(model: Path, folder: Path, agent: str) -> AsyncGenerator[Train
         ray.shutdown()
 
 
-async def trajectories(actors: TrainingActors, *, kills: bool) -> dict[str, Trajectory]:
+async def trajectories(actors: TrainingActors, *, kills: bool = False) -> dict[str, Trajectory]:
     requests = rollout_requests(generate_problems(0, Split.TRAIN, 4), CONFIG, name=1, siblings=6)
     found: dict[str, Trajectory] = {}
     async for done in actors.replicas.rollouts.run(requests):
@@ -73,15 +73,17 @@ def test_an_agent_samples_the_tokens_of_the_built_in_loop_although_its_host_is_k
     model = make_tiny_model(tmp_path / "model", seed=0)
     (tmp_path / "spread.py").write_text(SPREAD)
 
-    async def run() -> tuple[dict[str, Trajectory], dict[str, Trajectory]]:
+    async def run() -> tuple[dict[str, Trajectory], ...]:
         async with running(model, tmp_path, "") as actors:
-            built_in = await trajectories(actors, kills=False)
+            built_in = await trajectories(actors)
+        async with running(model, tmp_path, "examples.train_agent:solve") as actors:
+            same = await trajectories(actors)
         async with running(model, tmp_path, "spread:solve") as actors:
-            return built_in, await trajectories(actors, kills=True)
+            return built_in, same, await trajectories(actors, kills=True)
 
-    built_in, by_agent = asyncio.run(run())
-    assert by_agent.keys() == built_in.keys()
-    for rollout_id, one in by_agent.items():
+    built_in, same, killed = asyncio.run(run())
+    assert same.keys() == killed.keys() == built_in.keys()
+    for rollout_id, one in [*same.items(), *killed.items()]:
         other = built_in[rollout_id]
         assert one.prompt_ids.tolist() == other.prompt_ids.tolist()
         assert one.response_ids.tolist() == other.response_ids.tolist()

@@ -10,7 +10,7 @@ from tests.chaos.faults import KINDS
 from tests.chaos.run import Run
 
 pytestmark = pytest.mark.real
-SHORT = ("SIGKILL learner/rank-1", "SIGSTOP tools/own:echo/0")
+SHORT = ("SIGKILL sandbox/0", "SIGKILL learner/rank-1", "SIGSTOP tools/own:echo/0")
 
 
 def test_a_run_bears_deaths_and_a_wedge_and_loses_nothing(tmp_path: Path):
