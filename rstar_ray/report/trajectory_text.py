@@ -44,19 +44,19 @@ class Body:
 
 
 def texts_of(siblings: Siblings, known: StepStatuses, rule: str) -> list[dict[str, Any]]:
-    """One object for each sibling."""
+    """One object for each sibling; a prompt equal to the first sibling's is empty."""
     return [
         {
             "id": row["rollout_id"],
             "why": reason(row, siblings.rows, known, rule),
-            "prompt": row["prompt"],
+            "prompt": row["prompt"] if sibling == 0 or row["prompt"] != siblings.rows[0]["prompt"] else "",
             "restarts": row["restarts"],
             "judge_retries": row["judge_retries"],
             "verify_s": row["verify_s"],
             "placements": row["placements"],
             "turns": [_turn_texts(row["turns"], number) for number in range(len(row["turns"]))],
         }
-        for row in siblings.rows
+        for sibling, row in enumerate(siblings.rows)
     ]
 
 

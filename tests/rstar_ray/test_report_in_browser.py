@@ -70,6 +70,7 @@ def test_tokens_are_coloured_and_siblings_stand_side_by_side(address: str, pages
         await page.open(address)
         await page.evaluate("browser.set({ problem: 'gcd-17', file: 'stage1-step-000001.jsonl' })")
         await page.until("document.querySelectorAll('.looks button').length === 7")
+        legends = set[str]()
         for look, title in (
             ("entropy", "entropy 0.25 nats where it was drawn"),
             ("learner − engine", "the learner's log-prob less the engine's: 1e-5 nats"),
@@ -79,7 +80,8 @@ def test_tokens_are_coloured_and_siblings_stand_side_by_side(address: str, pages
                 f"[...document.querySelectorAll('.looks button')].find(b => b.textContent === '{look}').click()"
             )
             assert await page.evaluate("document.querySelector('.seg .tok').title") == title
-            assert "stronge" in await page.evaluate("document.querySelector('.looks').innerText")  # the legend
+            legends.add(await page.evaluate("document.querySelector('.looks .label:last-child').textContent"))
+        assert len(legends) == 3
         assert await page.evaluate("document.querySelector('.detail .placements').innerText") == (
             "Waited 2.5 s, 1.5 s because no replica has room in its KV cache for the next in line; then generation/0: "
             "most room by expected KV. KV there: 25 % in use, 75 % counted on, of 2,048 tokens, 12 rollouts with this "

@@ -41,7 +41,7 @@ function tokensOf(turn, figures) {
   return tokens;
 }
 
-// One colour for each way of looking; `amount` in 0..1 is how strong it is, `of` the figure that not all records have.
+// One colour for each way of looking; `amount` in 0..1 is how strong it is (`legend` tells the reader), `of` the figure that not all records have.
 const LOOKS = {
   logprob: { title: "log-prob", legend: "stronger: less likely; strongest from -5 nats", amount: token => Math.min(1, Math.sqrt(-token.logprob / 5)), hue: () => "var(--tone-doubt)", tell: token => `${token.least ? "below " : ""}${token.logprob.toFixed(token.logprob > -0.1 ? 4 : 2)} nats, probability ${(100 * Math.exp(token.logprob)).toPrecision(3)} %` },
   surprise: { title: "only unlikely ones", legend: "coloured: log-prob below -1 nat", amount: token => token.logprob < -1 ? 0.9 : 0, hue: () => "var(--tone-doubt)", tell: token => `probability ${(100 * Math.exp(token.logprob)).toPrecision(3)} %` },

@@ -140,7 +140,9 @@ class Store {
     const group = this.c.group[row];
     if (!this.bodies.has(group)) return null;
     const texts = await this.open(this.block("texts", group));
-    return texts ? texts[this.ofGroup[group].indexOf(row)] : null;
+    if (!texts) return null;
+    const body = texts[this.ofGroup[group].indexOf(row)];
+    return { ...body, prompt: body.prompt || texts[0].prompt };
   }
   async tokenFigures(row) {
     const group = this.c.group[row];
