@@ -34,6 +34,8 @@ T = TypeVar("T")
 RUN, RUN_WARNING = "the run", "the run, before its warning"
 WARNING_SHARE = 0.25
 """Share of `still_s` after which a warning names the oldest wait."""
+STARTS_SHOWN_EVERY_S = 30.0
+"""Between two lines that name the processes that are starting: a minute on two cores, several on a cluster."""
 RESTART_S = 120.0
 """Additional time for a service that cannot be reached, because Ray starts a new process for it."""
 NOT_RECORDED = ("work", "progress", "memory_bytes", "device_bytes", "records", "lost_with_it")
@@ -88,6 +90,7 @@ class Watchdog:
         self._run_over: asyncio.Future[None] | None = None  # its exception ends the run
         self._ticking: asyncio.Task[None] | None = None
         self._kills: set[asyncio.Task[None]] = set()
+        self._starts: tuple[float, float] | None = None  # when the current starts began, and when they were last logged
 
     def start(self) -> None:
         self._run_over = asyncio.get_running_loop().create_future()
@@ -260,6 +263,7 @@ class Watchdog:
                 self.end_run(RStarError(fault))
             if self._nodes is not None and self._head.answer:
                 self._nodes.see(self._head.answer, self._node_of)
+        self._show_starts(time.monotonic())
         self._excuse_starved()
         stalls = self._detector.tick(time.monotonic())
         for stall in stalls:
@@ -269,6 +273,19 @@ class Watchdog:
                 self.end_run(RStarError(f"no progress, {stall.seen}; {self._oldest_wait()}"))
         self._export()
         return [stall for stall in stalls if stall.name in self._probes]
+
+    def _show_starts(self, now_s: float) -> None:
+        """Log which processes are starting, so that a long start is not silent."""
+        starting = [name for name, probe in self._probes.items() if probe.service.state is State.STARTING]
+        if not starting:
+            self._starts = None
+            return
+        since_s, shown_s = self._starts or (now_s, now_s)
+        if now_s - shown_s >= STARTS_SHOWN_EVERY_S:
+            shown_s = now_s
+            names = ", ".join(starting[:4]) + (f" and {len(starting) - 4} more" if len(starting) > 4 else "")
+            log.info(f"starting for {now_s - since_s:.0f} s: {names}")
+        self._starts = since_s, shown_s
 
     def _excuse_starved(self) -> None:
         """Do not count time in which a process of this node waited for a core: it is slow, not stuck."""

@@ -109,6 +109,20 @@ async def test_a_silent_process_is_killed_with_a_line_that_says_what_was_seen(ru
     assert line.startswith("stuck was silent for 0.") and "process 1 is killed" in line
 
 
+async def test_a_long_start_names_the_processes_until_they_serve(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "STARTS_SHOWN_EVERY_S", 0.0)
+    run.follow("serves", Actor())
+    services = [run.follow(f"learner/rank-{rank}", Actor(), serves=False) for rank in range(6)]
+    run.watchdog.tick()
+    line = "starting for 0 s: learner/rank-0, learner/rank-1, learner/rank-2, learner/rank-3 and 2 more"
+    assert run.shown[-1] == line
+    for service in services:
+        service.serves()
+    shown = len(run.shown)
+    run.watchdog.tick()
+    assert len(run.shown) == shown
+
+
 @pytest.mark.long
 async def test_a_service_that_does_not_come_back_is_killed_again_and_again_whatever_its_process_is(
     run: Run, monkeypatch: pytest.MonkeyPatch
