@@ -86,7 +86,7 @@ class LagConfig:
             (rate, lag, correction)
             for rate in self.rates
             for lag in self.lags
-            for correction in (self.corrections if lag else self.corrections[:1])
+            for correction in (self.corrections if lag else ("none",))
         ]
 
 
