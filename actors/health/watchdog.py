@@ -34,8 +34,8 @@ T = TypeVar("T")
 RUN, RUN_WARNING = "the run", "the run, before its warning"
 WARNING_SHARE = 0.25
 """Share of `still_s` after which a warning names the oldest wait."""
-STARTS_SHOWN_EVERY_S = 30.0
-"""Between two lines that name the processes that are starting: a minute on two cores, several on a cluster."""
+START_SHOWN_EVERY_S = 30.0
+"""Between two lines on what a start waits for. A start takes about a minute on two cores, and several on a cluster."""
 RESTART_S = 120.0
 """Additional time for a service that cannot be reached, because Ray starts a new process for it."""
 NOT_RECORDED = ("work", "progress", "memory_bytes", "device_bytes", "records", "lost_with_it")
@@ -90,7 +90,7 @@ class Watchdog:
         self._run_over: asyncio.Future[None] | None = None  # its exception ends the run
         self._ticking: asyncio.Task[None] | None = None
         self._kills: set[asyncio.Task[None]] = set()
-        self._starts: tuple[float, float] | None = None  # when the current starts began, and when they were last logged
+        self._start_shown_s: float | None = None  # when processes began to start, or when the latest line was logged
 
     def start(self) -> None:
         self._run_over = asyncio.get_running_loop().create_future()
@@ -263,7 +263,7 @@ class Watchdog:
                 self.end_run(RStarError(fault))
             if self._nodes is not None and self._head.answer:
                 self._nodes.see(self._head.answer, self._node_of)
-        self._show_starts(time.monotonic())
+        self._show_start(time.monotonic())
         self._excuse_starved()
         stalls = self._detector.tick(time.monotonic())
         for stall in stalls:
@@ -274,18 +274,15 @@ class Watchdog:
         self._export()
         return [stall for stall in stalls if stall.name in self._probes]
 
-    def _show_starts(self, now_s: float) -> None:
-        """Log which processes are starting, so that a long start is not silent."""
-        starting = [name for name, probe in self._probes.items() if probe.service.state is State.STARTING]
-        if not starting:
-            self._starts = None
-            return
-        since_s, shown_s = self._starts or (now_s, now_s)
-        if now_s - shown_s >= STARTS_SHOWN_EVERY_S:
-            shown_s = now_s
-            names = ", ".join(starting[:4]) + (f" and {len(starting) - 4} more" if len(starting) > 4 else "")
-            log.info(f"starting for {now_s - since_s:.0f} s: {names}")
-        self._starts = since_s, shown_s
+    def _show_start(self, now_s: float) -> None:
+        """Log what a long start waits for."""
+        if all(probe.service.state is not State.STARTING for probe in self._probes.values()):
+            self._start_shown_s = None
+        elif self._start_shown_s is None:
+            self._start_shown_s = now_s
+        elif now_s - self._start_shown_s >= START_SHOWN_EVERY_S:
+            self._start_shown_s = now_s
+            log.info(f"still starting: {self._oldest_wait()}")
 
     def _excuse_starved(self) -> None:
         """Do not count time in which a process of this node waited for a core: it is slow, not stuck."""

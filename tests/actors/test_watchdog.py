@@ -109,18 +109,24 @@ async def test_a_silent_process_is_killed_with_a_line_that_says_what_was_seen(ru
     assert line.startswith("stuck was silent for 0.") and "process 1 is killed" in line
 
 
-async def test_a_long_start_names_the_processes_until_they_serve(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watchdog, "STARTS_SHOWN_EVERY_S", 0.0)
-    run.follow("serves", Actor())
-    services = [run.follow(f"learner/rank-{rank}", Actor(), serves=False) for rank in range(6)]
-    run.watchdog.tick()
-    line = "starting for 0 s: learner/rank-0, learner/rank-1, learner/rank-2, learner/rank-3 and 2 more"
-    assert run.shown[-1] == line
-    for service in services:
-        service.serves()
-    shown = len(run.shown)
-    run.watchdog.tick()
-    assert len(run.shown) == shown
+async def test_a_long_start_says_what_it_waits_for(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def lines() -> list[str]:
+        run.watchdog.tick()
+        run.watchdog.tick()
+        return [line for line in run.shown if line.startswith("still starting")]
+
+    rank = run.follow("learner/rank-0", Actor(), serves=False)
+    loading = asyncio.create_task(
+        within(asyncio.Event().wait(), 60, waiter="driver", owner="learner/rank-0", reason="loading the model")
+    )
+    await asyncio.sleep(0)
+    assert lines() == []  # not before its interval
+    monkeypatch.setattr(watchdog, "START_SHOWN_EVERY_S", 0.0)
+    found = lines()
+    assert found[-1] == "still starting: driver has waited 0 s for learner/rank-0 (loading the model)"
+    rank.serves()
+    assert lines() == found
+    loading.cancel()
 
 
 @pytest.mark.long
