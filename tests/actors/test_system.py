@@ -14,6 +14,7 @@ import pytest_asyncio
 import ray
 from ray.experimental import get_object_locations
 
+from actors.balancer_service import BalancerActor
 from actors.launch.ray_connection import connect
 from actors.remote import Remote
 from actors.system import TrainingActors
@@ -203,10 +204,12 @@ async def test_what_the_balancer_has_learned_is_saved_in_a_checkpoint_and_loaded
     assert saved["admissions"] >= 4 and all(sum(one["past"]["tokens_B"]) > 0 for one in saved["lengths"])
     await roll_out(system, "forgotten", prompts=2, siblings=2)
     assert json.loads(json.dumps(await system.balancer_state())) != saved
-    async with asyncio.timeout(60):  # the end of a rollout is reported beside its result, and may arrive after it
-        await system.load_balancer_state(saved)
-        while json.loads(json.dumps(await system.balancer_state())) != saved:
-            await system.load_balancer_state(saved)
+    balancer = Remote[BalancerActor].named("balancer", caller="test")
+    async with asyncio.timeout(60):  # a replica reports ends apart from results, and a moment later
+        while (await balancer.call(lambda b: b.snapshot(), deadline_s=60, reason="its rollouts")).in_flight:
+            await asyncio.sleep(0.05)
+    await system.load_balancer_state(saved)
+    assert json.loads(json.dumps(await system.balancer_state())) == saved
     with pytest.raises(ValueError, match=r"lengths.* is missing"):
         await system.load_balancer_state({name: value for name, value in saved.items() if name != "lengths"})
 

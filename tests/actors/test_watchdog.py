@@ -123,7 +123,7 @@ async def test_a_long_start_says_what_it_waits_for(run: Run, monkeypatch: pytest
     assert lines() == []  # not before its interval
     monkeypatch.setattr(watchdog, "START_SHOWN_EVERY_S", 0.0)
     found = lines()
-    assert found[-1] == "still starting: driver has waited 0 s for learner/rank-0 (loading the model)"
+    assert found and found[-1].endswith("s for learner/rank-0 (loading the model)")
     rank.serves()
     assert lines() == found
     loading.cancel()
