@@ -16,7 +16,7 @@ TAU_POSITIVE, TAU_NEGATIVE = 1.0, 1.05
 def max_likelihood(rewards, algorithm) -> list[float]:
     """MaxRL (arXiv:2602.02710): (r - mean r) / mean r, which gives rare successes more weight; zeros without one."""
     mean = sum(rewards) / len(rewards)
-    return [(reward - mean) / mean if mean else 0.0 for reward in rewards]
+    return [(reward - mean) / mean if mean > 1e-9 else 0.0 for reward in rewards]  # a penalty can make it negative
 
 
 def soft_gate(tokens, algorithm) -> Tensor:

@@ -7,7 +7,8 @@ waits, learns and publishes. docs/async.md has the rule with its proof.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -97,7 +98,7 @@ class Draws:
             repeats_to=weights.last_step if weights is not None else 0,
         )
         self._position = progress.position
-        self._solved = dict(progress.position.solved)
+        self._visits = {step: (solved, others) for step, solved, others in progress.position.visits}
         self._requests: dict[int, list[RolloutRequest]] = {}  # of the draws that have begun and are not taken
         self._tasks: dict[int, asyncio.Task[Draw]] = {}
 
@@ -112,20 +113,22 @@ class Draws:
             self._begin(number, ended=step - 1)
         finished = await self._tasks[step]
         del self._tasks[step], self._requests[step]
-        position = replace(finished.position, solved=self._note_solved(finished))
+        position = replace(finished.position, visits=self._note_visits(finished))
         return replace(finished, position=position, waited_s=time.monotonic() - started_s)
 
     def _begin(self, number: int, *, ended: int) -> None:
         config = self._config
-        skipped = self._skipped(number)
-        named: dict[str, Any] = {"seed": config.seed, "stage": config.stage, "skipped": skipped}
+        named: dict[str, Any] = {"seed": config.seed, "stage": config.stage}
         if self._mix:
-            mix: dict[str, Any] = {"floor": config.data.mix_floor, "number": number, **named}
-            problems, self._position = draw_mix(
-                self._problems, config.prompts_per_step, self._position, self._mix, **mix
-            )
+            rng = named_generator(config.seed, config.stage, "mix", number)
+            counts = mix_counts(self._mix, config.prompts_per_step, rng, floor=config.data.mix_floor)
+            skipped = self._skipped(number, counts)
+            problems, self._position = draw_mix(self._problems, counts, self._position, skipped=skipped, **named)
         else:
-            problems, self._position = draw(self._problems, config.prompts_per_step, self._position, **named)
+            skipped = self._skipped(number, {"": config.prompts_per_step})
+            problems, self._position = draw(
+                self._problems, config.prompts_per_step, self._position, skipped=skipped, **named
+            )
         requests = self._requests[number] = rollout_requests(
             problems,
             config,
@@ -141,31 +144,43 @@ class Draws:
         finishing = finish_draw(requests, self._rollouts, config, step=number, problems=others, position=self._position)
         self._tasks[number] = asyncio.create_task(finishing)
 
-    def _note_solved(self, draw: Draw) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """The problems that `--data.skip-solved` may leave out of later draws, of the latest steps and this one."""
-        steps = self._config.data.skip_solved
-        if not steps:
+    def _note_visits(self, draw: Draw) -> tuple[tuple[int, tuple[str, ...], tuple[str, ...]], ...]:
+        """What `--data.skip-solved` has to know of the latest steps and this one: see `DataPosition.visits`."""
+        data = self._config.data
+        if not data.skip_solved:
             return ()
-        problems = {request.group_id: request.problem.id for request in draw.requests}
-        self._solved[draw.step] = tuple(
-            problems[group[0].summary.group_id]
-            for group in draw.groups
-            if all(is_correct(rollout.summary) for rollout in group)
+        right = Counter(
+            rollout.summary.group_id for group in draw.groups for rollout in group if is_correct(rollout.summary)
         )
-        oldest = draw.step - steps - self._config.staleness
-        self._solved = {step: names for step, names in self._solved.items() if step > oldest}
-        return tuple(self._solved.items())
+        problems = {request.group_id: request.problem.id for request in draw.requests}
+        siblings = self._config.algorithm.num_rollouts
+        others = dict.fromkeys(name for group, name in problems.items() if right[group] < siblings)
+        solved = dict.fromkeys(name for name in problems.values() if name not in others)
+        self._visits[draw.step] = (tuple(solved), tuple(others))
+        oldest = draw.step - data.skip_solved - self._config.staleness
+        self._visits = {step: visits for step, visits in self._visits.items() if step > oldest}
+        return tuple((step, *visits) for step, visits in self._visits.items())
 
-    def _skipped(self, number: int) -> frozenset[int]:
-        """Indices of the problems that this draw leaves out, by the steps that must have ended before it begins."""
+    def _skipped(self, number: int, counts: Mapping[str, int]) -> frozenset[int]:
+        """Indices of the problems that this draw excludes, by the steps that must have ended before it begins.
+
+        `counts`: how many problems it takes of each source, or of all ("").
+        """
         data, newest = self._config.data, self._rule.oldest(number)
-        latest = range(newest, newest - data.skip_solved, -1)
-        names = dict.fromkeys(name for step in latest for name in self._solved.get(step, ()))
-        if not names:
-            return frozenset()
-        most = int(data.max_skipped * len(self._problems))
-        left_out = set(list(names)[:most])
-        return frozenset(index for index, problem in enumerate(self._problems) if problem.id in left_out)
+        last: dict[str, bool] = {}  # by problem, latest first: whether its last visit solved it
+        for step in range(newest, newest - data.skip_solved, -1):
+            solved, others = self._visits.get(step, ((), ()))
+            for name in (*solved, *others):
+                last.setdefault(name, name in solved)
+        names = [name for name, solved in last.items() if solved]
+        skipped: list[int] = []
+        for source, count in counts.items() if names else ():
+            indices = {
+                problem.id: index for index, problem in enumerate(self._problems) if source in ("", problem.family)
+            }
+            most = min(int(data.max_skipped * len(indices)), max(0, len(indices) - count))
+            skipped += [indices[name] for name in names if name in indices][:most]
+        return frozenset(skipped)
 
     def _oldest_version(self, number: int, *, ended: int) -> int:
         """The oldest policy version that may have sampled a turn of this draw; the newest where older weights

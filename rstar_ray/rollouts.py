@@ -289,7 +289,7 @@ def resample(group: Group, config: RunConfig, step: int) -> Group:
 
 
 def has_signal(kept: Group, config: RunConfig) -> bool:
-    """Whether the kept rewards of a group differ; otherwise its advantages are 0."""
+    """Whether the kept rewards of a group differ; otherwise the built-in rules give advantages of 0."""
     return rewards_differ([_shaped_reward(rollout.summary, config) for rollout in kept])
 
 
@@ -297,7 +297,7 @@ def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRo
     """Each kept trajectory, by its lines, with its advantage in the kept group (Eq. 7), without groups of no signal."""
     rows: list[TrainingRow] = []
     for group in groups:
-        if config.algorithm.reject_equal_reward and not has_signal(group, config):
+        if not group or (config.algorithm.reject_equal_reward and not has_signal(group, config)):
             continue
         summaries = [rollout.summary for rollout in group]
         rewards = [_shaped_reward(summary, config) for summary in summaries]

@@ -58,8 +58,8 @@ class StageProgress:
 
     def as_json(self) -> dict[str, Any]:
         saved = asdict(self)
-        if not self.position.solved:
-            del saved["position"]["solved"]
+        if not self.position.visits:
+            del saved["position"]["visits"]
         return saved
 
     @classmethod

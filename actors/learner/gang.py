@@ -132,6 +132,8 @@ class Learner:
         async with self._turn():
             facts = await self._everywhere(lambda rank: rank.start(host, port), "loading the model", seconds)
         refuse_differing_rules(facts, self.config.algorithm)
+        if self._facts is not None:
+            refuse_changed_rules(self._facts, facts[0], self.config.algorithm)
         self._facts = facts[0]
         self._lost = asyncio.get_running_loop().create_future()
         for rank in self._ranks:
@@ -433,3 +435,15 @@ def refuse_differing_rules(facts: "Sequence[RankFacts]", algorithm: AlgorithmCon
                 f"{min(modules)} differs between learner/rank-{rank} and learner/rank-0",
                 "give every node the same --own-folder",
             )
+
+
+def refuse_changed_rules(before: "RankFacts", now: "RankFacts", algorithm: AlgorithmConfig) -> None:
+    """Raises `ConfigError` if a module of the user's rules has changed since the ranks were first started: the driver
+    still has the other rules of the module as they were.
+    """
+    if changed := {name for name, _ in before.own_rules.items() ^ now.own_rules.items()}:
+        raise ConfigError(
+            f"--algorithm: {', '.join(own_rules(algorithm))}",
+            f"{min(changed)} has changed since the run was started",
+            "give the same command again to continue with the changed module",
+        )

@@ -24,6 +24,7 @@ from actors.learner.policy import Policy, RankFacts, load_language_model, rank_f
 from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.off_policy import effective_sample_size, weight_moments
+from rstar_ray.algorithm.rules import rule
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -60,9 +61,11 @@ class LearnerRank:
     def start(self, master_address: str = "", master_port: int = 0) -> None:
         """Join the other ranks and load the model. A single rank needs no address.
 
-        Raises `ConfigError` for a model that the learner cannot train or the engines cannot serve.
+        Raises `ConfigError` for a model that the learner cannot train or the engines cannot serve, and for a loss of
+        the user that this node does not have.
         """
         config, learner = self.config, self.config.learner
+        rule("loss", config.algorithm, config.own_folder)  # one that cannot be imported on this node is refused now
         torch.set_num_threads(learner.num_threads)
         self.device = deepspeed_start.learner_device(learner)
         meeting = self._store or (master_address, master_port)

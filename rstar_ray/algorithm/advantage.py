@@ -55,8 +55,8 @@ def leave_one_out(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDA
 
 
 def mean_advantage(advantage: Advantage) -> float:
-    """The mean over the sampled tokens."""
-    return float(np.mean(advantage))
+    """The mean over the sampled tokens; 0 without one."""
+    return float(np.mean(advantage)) if np.size(advantage) else 0.0
 
 
 def overlong_penalty(num_tokens: int, *, limit: int, buffer: int) -> float:

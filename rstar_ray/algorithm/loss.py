@@ -6,7 +6,7 @@ R rows (trajectories); H hidden size; V vocabulary. `rows_N` names the row of ea
 A loss is always `sum(weights_N * per_token_N)`; the weights are those of the whole update (`normalisation`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -169,6 +169,8 @@ def policy_loss(
     if algorithm.kl_coefficient:
         per_token_N = per_token_N + algorithm.kl_coefficient * kl_N
     loss = (tokens.weights_N * per_token_N).sum()
+    if not per_token_N.requires_grad:  # a rule may give a constant for these tokens; the backward pass needs a graph
+        loss = loss + 0.0 * tokens.logprobs_N.sum()
     with torch.no_grad():
         gap_N = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).abs()
         positive_N = tokens.advantages_N > 0
@@ -190,29 +192,55 @@ def policy_loss(
 
 
 def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
-    """Run a rule on four made-up tokens, forward and backward; raises whatever the rule raises.
+    """Run a rule on made-up micro batches, forward and backward. Raises whatever the rule raises, and `ValueError`.
 
-    Two of them have a ratio of 1, as all tokens have in the first update of a step.
+    Each has two rows of different length and advantages of both signs, of one sign, or of 0. Some tokens have a ratio
+    of 1, as all tokens have in the first update of a step.
     """
-    ones_N = torch.ones(4)
-    old_N = torch.tensor([-1.1, -1.0, -1.1, -1.0])
-    tokens = SampledTokens(
-        logprobs_N=(-ones_N).requires_grad_(),
-        entropy_N=ones_N,
-        old_logprobs_N=old_N,
-        rollout_logprobs_N=old_N,
-        advantages_N=torch.tensor([1.0, 1.0, -1.0, -1.0]),
-        weights_N=ones_N / 4,
-        rows_N=torch.tensor([0, 0, 1, 1]),
-        ref_logprobs_N=-1.2 * ones_N if algorithm.reference_model else None,
-    )
-    loss, _ = policy_loss(tokens, replace(algorithm, correction="none"), rule)
-    loss.backward()
-    gradient_N = tokens.logprobs_N.grad
-    if not torch.isfinite(loss) or gradient_N is None or not torch.isfinite(gradient_N).all():
-        raise ValueError(f"the loss or its gradient is not finite: {loss.item()}")
-    if not gradient_N.any():
-        raise ValueError("its gradient is 0 for every token: it must depend on `logprobs_N`")
+    alone = replace(algorithm, correction="none", kl_coefficient=0.0, entropy_coefficient=0.0)
+    for first, second in ((1.0, -1.0), (1.0, 0.5), (-0.5, -1.0), (0.0, 0.0)):
+        gradient_N = _gradient_of(rule, alone, torch.tensor([first] * 3 + [second] * 2))
+        if first > 0 > second and not gradient_N.any():
+            raise ValueError("its gradient is 0 for every token: it must depend on `logprobs_N`")
+
+
+def _gradient_of(rule: LossRule, algorithm: AlgorithmConfig, advantages_N: Tensor) -> Tensor:
+    """The gradient of the loss by the log-probs of made-up tokens. Raises `ValueError` unless a second call repeats it,
+    and where the rule changes its inputs.
+    """
+    ones_N = torch.ones(5)
+    made: list[Tensor] = []
+    for _ in range(2):
+        old_N = torch.tensor([-1.1, -1.0, -1.3, -1.1, -1.0])
+        tokens = SampledTokens(
+            logprobs_N=(-ones_N).requires_grad_(),
+            entropy_N=ones_N.clone(),
+            old_logprobs_N=old_N,
+            rollout_logprobs_N=old_N.clone(),
+            advantages_N=advantages_N.clone(),
+            weights_N=ones_N / 5,
+            rows_N=torch.tensor([0, 0, 0, 1, 1]),
+            ref_logprobs_N=-1.2 * ones_N if algorithm.reference_model else None,
+        )
+        before = {name: value.detach().clone() for name, value in _tensors(tokens)}
+        loss, _ = policy_loss(tokens, algorithm, rule)
+        for name, value in _tensors(tokens):
+            if not torch.equal(value, before[name]):
+                raise ValueError(f"it changes `{name}` in place: a rule must leave its inputs as they are")
+        loss.backward()
+        gradient_N = tokens.logprobs_N.grad
+        if not torch.isfinite(loss) or gradient_N is None or not torch.isfinite(gradient_N).all():
+            given = f"advantages of {', '.join(f'{one:g}' for one in advantages_N.tolist())}"
+            raise ValueError(f"the loss or its gradient is not finite: {loss.item()}, with {given}")
+        made += [torch.cat([loss.detach()[None], gradient_N])]
+    if not torch.equal(*made):
+        raise ValueError("a second call with the same tokens gives another loss or gradient")
+    return made[0][1:]
+
+
+def _tensors(tokens: SampledTokens) -> list[tuple[str, Tensor]]:
+    found = [(field.name, getattr(tokens, field.name)) for field in fields(tokens)]
+    return [(name, value) for name, value in found if value is not None]
 
 
 def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:

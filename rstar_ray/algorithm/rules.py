@@ -5,6 +5,7 @@ A rule of the user has the signature of the built-in ones:
 `advantage(rewards, algorithm)` gives one number for each trajectory of a group, or an array with one for each of its
 sampled tokens; with a third parameter it is also given the trajectories' `TrajectorySummary`s;
 `loss(tokens, algorithm)` gives the loss of each token, a tensor [N] to minimise (`rstar_ray.algorithm.surrogate`).
+A run gives `TrajectorySummary`s as candidates. A rule is a pure function: equal arguments, equal results.
 """
 
 import importlib
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
-from rstar_ray.algorithm.resample import RESAMPLING, Candidate
+from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import StopReason, TrajectorySummary
@@ -70,8 +71,10 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
             made: Any = found(*arguments)
             if kind == "advantage" and isinstance(made, Mapping | Set):
                 raise TypeError(f"it returns {type(made).__name__}, which has no order")
-            if kind != "loss":
-                return list(made)
+            if kind == "resample":
+                return [index(i) for i in made]
+            if kind == "advantage":
+                return [np.asarray(one, np.float64) for one in made]
             from rstar_ray.algorithm.surrogate import as_surrogate
 
             return as_surrogate(made, arguments[0])
@@ -88,7 +91,7 @@ def _in_one_line(failed: BaseException) -> str:
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
     """The trajectories of a group to train on. Raises `RStarError` for indices that are not of the group."""
     given = tuple(candidates)  # a rule cannot sort them in place, and return indices of the sorted ones
-    kept = sorted(index(i) for i in rule("resample", algorithm, own_folder)(given, algorithm, rng))
+    kept = sorted(int(i) for i in rule("resample", algorithm, own_folder)(given, algorithm, rng))
     if len(kept) != len(set(kept)) or any(not 0 <= i < len(candidates) for i in kept):
         raise RStarError(f"--algorithm.resample {algorithm.resample}: {kept} are not indices of {len(candidates)}")
     return kept
@@ -118,11 +121,15 @@ def advantages(
 
 @cache
 def _takes_summaries(estimate: Callable[..., Any]) -> bool:
+    """Whether it has a third positional parameter without a default, one of this name, or `*args`."""
     try:
-        inspect.signature(estimate).bind(None, None, None)
-    except (TypeError, ValueError):
+        parameters = [*inspect.signature(estimate).parameters.values()]
+    except ValueError:  # of a built-in function
         return False
-    return True
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    third = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][2:3]
+    return any(one.default is one.empty or one.name == "summaries" for one in third)
 
 
 def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
@@ -143,18 +150,29 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
 
 
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
-    rewards = [float(i % 2) for i in range(algorithm.num_rollouts)]
-    if kind == "advantage":
-        for group in (rewards,) if algorithm.reject_equal_reward else (rewards, [0.0] * len(rewards)):
-            advantages(group, algorithm, own_folder, [_made_up(i, one) for i, one in enumerate(group)])
-    elif kind == "resample":
-        group = [Candidate(reward=one, num_calls=2, num_failed=1, num_answers=1, num_turns=3) for one in rewards]
-        if not kept_indices(group, algorithm, np.random.default_rng(0), own_folder):
-            raise RStarError("it keeps no trajectory")
-    else:
+    if kind == "loss":
         from rstar_ray.algorithm.loss import try_rule
 
         try_rule(rule(kind, algorithm, own_folder), algorithm)
+        return
+    mixed = [float(i % 2) for i in range(algorithm.num_rollouts)]
+    for rewards in (mixed, [0.0] * len(mixed), [1.0] * len(mixed)):
+        if kind == "advantage" and algorithm.reject_equal_reward and rewards is not mixed:
+            continue  # a run does not call it either
+        group = [_made_up(i, one) for i, one in enumerate(rewards)]
+        first, again = (_result(kind, algorithm, own_folder, group) for _ in range(2))
+        if len(first) != len(again) or not all(map(np.array_equal, first, again)):
+            raise RStarError("a second call with the same arguments gives another result: use `rng`, and no state")
+        if kind == "resample" and rewards is mixed and not first:
+            raise RStarError("it keeps no trajectory")
+
+
+def _result(
+    kind: Kind, algorithm: AlgorithmConfig, own_folder: str, group: Sequence[TrajectorySummary]
+) -> Sequence[Advantage]:
+    if kind == "advantage":
+        return advantages([one.reward for one in group], algorithm, own_folder, group)
+    return kept_indices(group, algorithm, np.random.default_rng(0), own_folder)
 
 
 def _made_up(number: int, reward: float) -> TrajectorySummary:

@@ -17,6 +17,7 @@ from torch import Tensor
 from rstar_ray.config import AlgorithmConfig
 
 MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage of 0 is NaN; a ratio of 5e8 says enough
+DPPO_CAP = 20.0  # of the ratio; verl's default (`clip_ratio_c` of its dppo_tv): a lower cap adds a bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +133,14 @@ def dppo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
 
     A token counts for nothing where its probability has moved by more than `dppo_threshold` in the direction that its
     advantage asks for. A bound on the difference of probabilities, unlike one on their ratio, is not hard on rare
-    tokens.
+    tokens. The ratio is truncated at `DPPO_CAP` (section 5.4), where the gradient of log p remains.
     """
     ratio_N = ratios(tokens)
     with torch.no_grad():
+        truncation_N = (DPPO_CAP / ratio_N).clamp(max=1.0)
         moved_N = tokens.logprobs_N.exp() - tokens.old_logprobs_N.exp()
         outside_N = moved_N * tokens.advantages_N.sign() > algorithm.dppo_threshold
-    objective_N = torch.where(outside_N, torch.zeros_like(ratio_N), ratio_N * tokens.advantages_N)
+    objective_N = torch.where(outside_N, torch.zeros_like(ratio_N), truncation_N * ratio_N * tokens.advantages_N)
     return Surrogate(objective_N, ratio_N, outside_N)
 
 

@@ -67,8 +67,9 @@ class AlgorithmConfig:
     min_non_zero_reward_trace_num: Annotated[int, AS_RELEASED, at_least(0)] = 2
     """minimum number of correct rollouts kept in a group that has them (resample release; the release's name)"""
     reject_equal_reward: bool = True
-    """drop groups whose kept rewards are all equal. Their advantages are 0, but with --algorithm.normalisation token or
-    constant they would still count in the divisor of the loss (the release's name)"""
+    """drop groups whose kept rewards are all equal, before --algorithm.advantage is called. Built-in rules would give
+    them advantages of 0, but they would count in the divisor of the loss, and GRPO as published counts them (the
+    release's name)"""
     refill_rounds: Annotated[int, only_with("algorithm.reject_equal_reward", True), at_least(0)] = 0
     """rounds per step in which each problem whose rollouts all have the same reward is replaced by another problem
     (dynamic sampling of DAPO, arXiv:2503.14476 section 3.2). 0: never, as in the paper; the step then trains on fewer
@@ -189,7 +190,7 @@ class OptimizerConfig:
     beta1: Annotated[float, within("[0, 1)")] = 0.9
     """AdamW's decay of the first moment; not published, torch's default here"""
     beta2: Annotated[float, within("(0, 1)")] = 0.999
-    """AdamW's decay of the second moment; not published, torch's default here"""
+    """AdamW's decay of the second moment; not published: torch's 0.999 here, and 0.95 at scale tiny"""
     epsilon: Annotated[float, within("(0, inf)")] = 1e-8
     """AdamW's epsilon; not published, torch's default here"""
     weight_decay: Annotated[float, at_least(0)] = 0.0

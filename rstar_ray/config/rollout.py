@@ -62,10 +62,12 @@ class DataConfig:
     mix_floor: Annotated[int, OF_RL, not_with("data.mix", ()), at_least(0)] = 0
     """minimum number of problems that each source of --data.mix has in every draw; the weights divide the others"""
     skip_solved: Annotated[int, OF_RL, at_least(0)] = 0
-    """steps for which a problem is not drawn again after all its rollouts were correct; 0 skips none. Only steps that
-    had ended when a draw began count, so that draws do not depend on timing"""
+    """steps for which a problem is not drawn again after all its rollouts were correct in its last visit; 0 skips none.
+    Only steps that had to end before a draw began count. A problem comes back once per epoch, so that it acts only
+    where an epoch has not many more steps than this, and on refills"""
     max_skipped: Annotated[float, OF_RL, not_with("data.skip_solved", 0), within("[0, 1)")] = 0.5
-    """largest share of the problems that --data.skip-solved excludes; the latest solved are excluded first"""
+    """largest share of the problems (with --data.mix of each source) that --data.skip-solved excludes. The latest
+    solved are excluded first, and as many remain as a draw needs"""
 
     def __post_init__(self) -> None:
         check_bounds("data", self)

@@ -21,14 +21,16 @@ class DataPosition:
 
     epoch: int = 0
     drawn: int = 0  # items of this epoch already drawn or skipped
-    solved: tuple[tuple[int, tuple[str, ...]], ...] = ()  # of the latest steps, the problems solved by all rollouts
+    # of the latest steps with --data.skip-solved: the problems that all rollouts solved, and the others that were drawn
+    visits: tuple[tuple[int, tuple[str, ...], tuple[str, ...]], ...] = ()
     sources: tuple[tuple[str, int, int], ...] = ()  # with a mix: (source, its epoch, drawn) of each
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "DataPosition":
-        solved = tuple((step, tuple(names)) for step, names in saved.get("solved", ()))
+        before = [(step, names, ()) for step, names in saved.get("solved", ())]  # as earlier versions wrote them
+        visits = tuple((step, tuple(solved), tuple(others)) for step, solved, others in saved.get("visits", before))
         sources = tuple((str(name), epoch, drawn) for name, epoch, drawn in saved.get("sources", ()))
-        return cls(saved["epoch"], saved["drawn"], solved, sources)
+        return cls(saved["epoch"], saved["drawn"], visits, sources)
 
 
 def draw(
@@ -44,7 +46,7 @@ def draw(
 
     `skipped`: indices of excluded items. Raises ValueError where no item is left.
     """
-    if len(skipped) >= len(items):
+    if len(skipped) >= len(items) and count:
         raise ValueError(f"{stage}: there is nothing to draw from")
     drawn: list[T] = []
     epoch, place = position.epoch, position.drawn
@@ -75,34 +77,25 @@ def mix_counts(weights: Mapping[str, float], count: int, rng: np.random.Generato
 
 def draw_mix(
     problems: Sequence[Problem],
-    count: int,
+    counts: Mapping[str, int],
     position: DataPosition,
-    weights: Mapping[str, float],
     *,
-    floor: int,
-    number: int,
     seed: int,
     stage: str,
     skipped: Collection[int] = frozenset(),
 ) -> tuple[list[Problem], DataPosition]:
-    """Like `draw`, from sources (the problems of one family), each with a separate order.
-
-    The counts of draw `number` depend on that number alone. A source whose problems are all `skipped` is drawn
-    from as if none were skipped.
-    """
+    """Like `draw`, so many from each source (the problems of one family), each with a separate order."""
     drawn: list[Problem] = []
     places = {name: (epoch, place) for name, epoch, place in position.sources}
-    counts = mix_counts(weights, count, named_generator(seed, stage, "mix", number), floor=floor)
-    for source, share in counts.items():
+    for source, count in counts.items():
         indices = [index for index, problem in enumerate(problems) if problem.family == source]
-        left_out = {place for place, index in enumerate(indices) if index in skipped}
         found, reached = draw(
             [problems[index] for index in indices],
-            share,
+            count,
             DataPosition(*places.get(source, (0, 0))),
             seed=seed,
             stage=f"{stage}/{source}",
-            skipped=left_out if len(left_out) < len(indices) else frozenset(),
+            skipped={place for place, index in enumerate(indices) if index in skipped},
         )
         drawn += found
         places[source] = (reached.epoch, reached.drawn)

@@ -16,7 +16,14 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from actors.health.heartbeat import Heartbeat
 from actors.learner import gang
-from actors.learner.gang import MAX_LOSSES_IN_A_ROW, Learner, first_start, refuse_differing_rules, with_restarts
+from actors.learner.gang import (
+    MAX_LOSSES_IN_A_ROW,
+    Learner,
+    first_start,
+    refuse_changed_rules,
+    refuse_differing_rules,
+    with_restarts,
+)
 from actors.learner.policy import RankFacts
 from actors.learner.rank_client import Rank, may_pass
 from actors.remote import ReplyCache
@@ -382,3 +389,10 @@ def test_rules_that_differ_between_ranks_are_refused_by_the_name_of_their_module
     refuse_differing_rules(facts[:2], algorithm)
     with pytest.raises(ConfigError, match=r"mine:loss: mine differs between learner/rank-2 and learner/rank-0"):
         refuse_differing_rules(facts, algorithm)
+
+
+def test_rules_that_have_changed_when_ranks_restart_are_refused():
+    first, second = (replace(FACTS, own_rules={"mine": digest}) for digest in ("a", "b"))
+    refuse_changed_rules(first, first, AlgorithmConfig(loss="mine:loss"))
+    with pytest.raises(ConfigError, match=r"mine:loss: mine has changed since the run was started"):
+        refuse_changed_rules(first, second, AlgorithmConfig(loss="mine:loss"))

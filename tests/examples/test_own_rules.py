@@ -25,6 +25,7 @@ def test_a_rule_is_accepted_and_has_less_than_30_lines(option: str, name: str):
 def test_max_likelihood_divides_by_the_mean_reward():
     assert own_rules.max_likelihood([1.0, 0.0, 0.0, 0.0], AlgorithmConfig()) == [3.0, -1.0, -1.0, -1.0]
     assert own_rules.max_likelihood([0.0, 0.0], AlgorithmConfig()) == [0.0, 0.0]
+    assert own_rules.max_likelihood([0.0, 0.0, -1.0], AlgorithmConfig()) == [0.0] * 3, "after a penalty on length"
 
 
 def test_the_soft_gate_has_the_policy_gradient_at_a_ratio_of_1_and_less_of_it_elsewhere():

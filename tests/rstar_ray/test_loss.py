@@ -109,7 +109,7 @@ def reference_loss(
             objective = max(objective, settings.dual_clip * advantages[i])
         if settings.loss == "dppo":
             moved = (math.exp(logprobs[i]) - math.exp(old[i])) * math.copysign(1, advantages[i])
-            objective = 0.0 if moved > settings.dppo_threshold else ratio * advantages[i]
+            objective = 0.0 if moved > settings.dppo_threshold else min(ratio, 20.0) * advantages[i]
         weight = 1.0
         if settings.correction not in ("none", "sampler"):
             weight = math.exp(old[i] - rollout[i])
@@ -402,3 +402,14 @@ def test_two_corrections_and_none_for_stale_tokens_are_refused():
         AlgorithmConfig(loss="dppo", correction="token")
     with pytest.raises(ConfigError, match=r"--algorithm\.correction: .* Hint: leave out"):
         with_values(RunConfig(), {"staleness": 1, "algorithm.correction": "none"})
+
+
+def test_dppo_truncates_the_ratio_and_keeps_the_gradient_of_the_log_prob():
+    old_N = torch.tensor([math.log(1e-4), math.log(1e-4), math.log(0.1)], dtype=torch.float64)
+    logprobs_N = torch.tensor([math.log(0.1), math.log(0.9), math.log(0.2)], dtype=torch.float64).requires_grad_()
+    tokens = sampled(logprobs_N, old_logprobs_N=old_N, advantages_N=torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64))
+    objective_N = LOSSES["dppo"](tokens, AlgorithmConfig(loss="dppo"))
+    assert not isinstance(objective_N, Tensor)
+    torch.testing.assert_close(objective_N.objective_N.tolist(), [20.0, -20.0, 2.0])
+    objective_N.objective_N.sum().backward()
+    torch.testing.assert_close(logprobs_N.grad.tolist(), [20.0, -20.0, 2.0])

@@ -26,6 +26,7 @@ SHOWN = PAGE.read_text("utf-8").partition("## Your own rules")[2].partition("```
 WRONG = """
 import sys
 import numpy as np
+import torch
 from rstar_ray.algorithm.surrogate import Surrogate
 def twice(candidates, algorithm, rng):
     return [0, 0]
@@ -108,6 +109,40 @@ def sorts_in_place(candidates, algorithm, rng):
 def by_index(rewards, algorithm):
     return dict(enumerate(rewards))
 
+def draws_without_the_generator(candidates, algorithm, rng):
+    return np.random.permutation(len(candidates))[:algorithm.keep]
+
+def words(rewards, algorithm):
+    return ["one"] * len(rewards)
+
+def shortest(candidates, algorithm, rng):
+    order = sorted(range(len(candidates)), key=lambda i: candidates[i].num_response_tokens)
+    return [i for i in order if not candidates[i].stop_reason.truncated][:algorithm.keep]
+
+def flagged(rewards, algorithm, inverted=False):
+    return [-reward if inverted else reward for reward in rewards]
+
+def detached(tokens, algorithm):
+    return -(tokens.logprobs_N * tokens.advantages_N).detach()
+
+def of_successes(tokens, algorithm):
+    if not (tokens.advantages_N > 0).any():
+        return torch.zeros_like(tokens.logprobs_N)
+    return -tokens.logprobs_N * tokens.advantages_N.clamp(min=0)
+
+def mean_of_successes(tokens, algorithm):
+    return -tokens.logprobs_N * tokens.advantages_N / tokens.advantages_N[tokens.advantages_N > 0].mean()
+
+def in_pairs(tokens, algorithm):
+    return -(tokens.logprobs_N * tokens.advantages_N).view(-1, 2).flatten()
+
+def in_place(tokens, algorithm):
+    old_N = tokens.old_logprobs_N.clamp_(min=-1.05)
+    return -torch.exp(tokens.logprobs_N - old_N) * tokens.advantages_N
+
+def at_random(tokens, algorithm):
+    return -tokens.logprobs_N * tokens.advantages_N * torch.rand(len(tokens.logprobs_N))
+
 def exits_late(rewards, algorithm):
     return rewards if any(rewards) else sys.exit(0)
 
@@ -160,15 +195,28 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
 
 
 FAIL = {
-    "resample": ("twice", "none_kept", "halves", "one_parameter", "sorts_in_place"),
+    "resample": (
+        *("twice", "none_kept", "halves", "one_parameter", "sorts_in_place", "none_for_failures"),
+        "draws_without_the_generator",
+    ),
     "advantage": (
         *("short", "one_token_short", "nan_token", "exits", "one_parameter", "two_lines", "by_the_deviation"),
-        "by_index",
+        *("by_index", "words"),
     ),
     "loss": (
         *("scalar", "not_finite", "constant", "no_gradient", "one_parameter", "mismatched", "as_an_objective"),
-        *("not_finite_at_a_ratio_of_1", "distilled"),
+        *("not_finite_at_a_ratio_of_1", "distilled", "none_for_positives", "detached", "mean_of_successes", "in_pairs"),
+        *("in_place", "at_random"),
     ),
+}
+
+
+SAID = {
+    "mismatched": "(RuntimeError",
+    "detached": "it must depend on `logprobs_N`",
+    "in_place": "it changes `old_logprobs_N` in place",
+    "at_random": "a second call with the same tokens gives another",
+    "draws_without_the_generator": "a second call with the same arguments gives another result",
 }
 
 
@@ -182,7 +230,7 @@ def test_a_rule_that_fails_on_made_up_data_is_refused_in_one_line(
         check_rules(AlgorithmConfig(**values), folder)
     line = str(refused.value)
     assert line.startswith(f"--algorithm.{kind} {name}: it fails on made-up data") and "\n" not in line
-    assert function != "mismatched" or "(RuntimeError" in line
+    assert SAID.get(function, "") in line
 
 
 @pytest.mark.parametrize(
@@ -215,16 +263,32 @@ def test_a_rule_that_raises_in_a_run_is_named(folder: str, request: pytest.Fixtu
         advantages([0.0, 0.0], algorithm, folder, [summary(), summary()])
 
 
-def test_a_rule_that_returns_nothing_in_a_run_is_named(folder: str, request: pytest.FixtureRequest):
-    mine = module(request.node.name)
-    algorithm = AlgorithmConfig(resample=f"{mine}:none_for_failures", loss=f"{mine}:none_for_positives")
+def test_a_gradient_that_does_not_flow_is_refused_with_a_kl_term_too(folder: str, request: pytest.FixtureRequest):
+    name = f"{module(request.node.name)}:detached"
+    with pytest.raises(ConfigError, match="it must depend on `logprobs_N`"):
+        check_rules(AlgorithmConfig(loss=name, kl_coefficient=0.1, reference_model="teacher"), folder)
+
+
+def test_a_loss_that_is_constant_for_some_tokens_has_a_gradient_of_0(folder: str, request: pytest.FixtureRequest):
+    algorithm = AlgorithmConfig(loss=f"{module(request.node.name)}:of_successes", correction="none")
     check_rules(algorithm, folder)
-    with pytest.raises(RStarError, match=r"--algorithm\.resample rules_of_\w+:none_for_failures: TypeError"):
-        kept_indices([summary(reward=0.0)] * 2, algorithm, np.random.default_rng(0), folder)
-    with pytest.raises(
-        RStarError, match=r"--algorithm\.loss rules_of_\w+:none_for_positives: TypeError: it returns None"
-    ):
-        policy_loss(sampled(-torch.ones(2)), AlgorithmConfig(correction="none"), rule("loss", algorithm, folder))
+    tokens = sampled((-torch.ones(2)).requires_grad_(), advantages_N=-torch.ones(2))
+    loss, _ = policy_loss(tokens, algorithm, rule("loss", algorithm, folder))
+    loss.backward()
+    assert loss == 0 and tokens.logprobs_N.grad is not None and not tokens.logprobs_N.grad.any()
+
+
+def test_a_resampling_rule_may_read_all_of_a_summary(folder: str, request: pytest.FixtureRequest):
+    algorithm = AlgorithmConfig(keep=2, resample=f"{module(request.node.name)}:shortest")
+    check_rules(algorithm, folder)
+    group = [summary(response=tokens) for tokens in (30, 10, 20)]
+    assert kept_indices(group, algorithm, np.random.default_rng(0), folder) == [1, 2]
+
+
+def test_a_third_parameter_with_a_default_is_not_given_the_summaries(folder: str, request: pytest.FixtureRequest):
+    algorithm = AlgorithmConfig(advantage=f"{module(request.node.name)}:flagged")
+    check_rules(algorithm, folder)
+    assert advantages([1.0, 0.0], algorithm, folder, [summary(), summary()]) == [1.0, 0.0]
 
 
 def test_a_loss_is_not_called_for_a_rank_without_rows(folder: str, request: pytest.FixtureRequest):

@@ -2,7 +2,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -75,8 +74,8 @@ def test_a_mix_draws_each_source_by_its_weight_and_floor_and_resumes_from_a_save
     def draws(first: int, last: int, position: DataPosition) -> tuple[list[list[Problem]], DataPosition]:
         drawn = list[list[Problem]]()
         for number in range(first, last + 1):
-            named: Any = {"floor": 1, "number": number, "seed": 1, "stage": "s"}
-            found, position = draw_mix(problems, 10, position, weights, **named)
+            counts = mix_counts(weights, 10, np.random.default_rng(number), floor=1)
+            found, position = draw_mix(problems, counts, position, seed=1, stage="s")
             drawn.append(found)
         return drawn, position
 

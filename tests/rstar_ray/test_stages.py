@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.context import RunContext
-from rstar_ray.draws import finish_draw
+from rstar_ray.data.order import DataPosition
+from rstar_ray.draws import Draws, finish_draw
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
 from rstar_ray.evaluation.evaluator import evaluated, run_evaluation
 from rstar_ray.rollouts import (
@@ -615,16 +617,61 @@ async def test_problems_that_were_all_right_are_not_drawn_again_for_some_steps(t
     whole, stopped = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "stopped"))
     assert whole == stopped and faults(tmp_path / "whole") == []
 
-    solved: dict[int, tuple[str, ...]] = {}
+    visits: dict[int, dict[str, bool]] = {}
     for checkpoint in (tmp_path / "whole" / "checkpoints").glob("stage1-step-*"):
-        solved |= dict(StageProgress.read(checkpoint).position.solved)
-    assert sum(map(len, solved.values())) > 10
+        for step, solved, others in StageProgress.read(checkpoint).position.visits:
+            visits[step] = {**dict.fromkeys(solved, True), **dict.fromkeys(others, False)}
+    assert sum(sum(one.values()) for one in visits.values()) > 10
     for row in whole:
         ids = [rollout for rollouts in row["ids"].values() for rollout in rollouts]
         drawn = {rollout.rpartition("/")[0].partition("-")[2] for rollout in ids}
-        newest = row["step"] - 1 - staleness
-        latest = dict.fromkeys(name for step in range(newest, newest - 4, -1) for name in solved.get(step, ()))
-        assert not drawn & set([*latest][:20]), f"step {row['step']}: at most half of the problems are left out"
+        newest, last = row["step"] - 1 - staleness, dict[str, bool]()
+        for step in range(newest, newest - 4, -1):
+            last = {**visits.get(step, {}), **last}
+        assert not drawn & {name for name, was_solved in last.items() if was_solved}, f"step {row['step']}"
+
+
+ALL_RIGHT = {"algorithm__rollouts_per_prompt": 2, "algorithm__keep": 2, "algorithm__least_failures": 0}
+
+
+async def drawn_by(path: Path, problems: Sequence[Problem], **values: object) -> list[list[str]]:
+    """The problems of each step of a stage whose rollouts are all right."""
+    config = stage("stage1", **ALL_RIGHT, **values)
+    await train(config, path, fake_context(SkilledPolicy(skill=1.0, slip=0.0)), problems)
+    rows = read_rows(path / "ledger.jsonl")
+    names = [[name for names in row["ids"].values() for name in names] for row in rows]
+    return [[name.rpartition("/")[0].partition("-")[2] for name in of_step] for of_step in names]
+
+
+async def test_the_latest_solved_are_skipped_first_and_as_many_remain_as_a_draw_needs(tmp_path: Path):
+    problems = adding_problems(10)
+    steps = await drawn_by(tmp_path / "run", problems, steps=8, prompts_per_step=4, data__skip_solved=4)
+    for before, after in pairwise(steps):  # half of the problems may be skipped: those of the step before are
+        assert not {*before} & {*after}
+    assert {name for step in steps for name in step} == {one.id for one in problems}
+    many: dict[str, Any] = {"data__skip_solved": 8, "data__max_skipped": 0.9}
+    steps = await drawn_by(tmp_path / "many", problems, steps=8, prompts_per_step=4, **many)
+    assert sum(len({*step}) for step in steps) > 3 * len(steps), "of 9 solved problems 6 are skipped"
+
+
+async def test_problems_are_skipped_by_source_where_a_mix_is_drawn(tmp_path: Path):
+    problems = [replace(one, family="a" if i < 20 else "b") for i, one in enumerate(adding_problems(26))]
+    values = {"data__mix": ("a=1", "b=1"), "data__skip_solved": 4, "data__max_skipped": 0.9, "prompts_per_step": 6}
+    steps = await drawn_by(tmp_path / "run", problems, steps=6, **values)
+    rare = {one.id for one in problems if one.family == "b"}
+    for before, after in pairwise(steps):  # a draw has 3 rare ones, so that 3 of the 6 may be skipped
+        assert rare & {*after} and not rare & {*before} & {*after}
+
+
+async def test_a_problem_that_was_not_solved_in_its_last_visit_is_drawn_again(tmp_path: Path):
+    problems = adding_problems(4)
+    names = [one.id for one in problems]
+    visits = ((1, tuple(names[:2]), ()), (2, (names[2],), (names[0],)))
+    config = stage("stage1", steps=3, prompts_per_step=2, data__skip_solved=4, **ALL_RIGHT)
+    progress = StageProgress(step=2, position=DataPosition(visits=visits))
+    async with Draws(problems, fake_context(SkilledPolicy()).rollouts, config, progress) as draws:
+        draw = await draws.take(3)
+    assert {request.problem.id for request in draw.requests} == {names[0], names[3]}
 
 
 async def test_a_mix_is_drawn_alike_where_the_run_was_stopped_between_and_where_draws_run_ahead(tmp_path: Path):
@@ -646,6 +693,26 @@ async def test_a_mix_is_drawn_alike_where_the_run_was_stopped_between_and_where_
         assert all(count["b"] >= 1 for count in drawn[name])
     whole, stopped = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "stopped"))
     assert whole == stopped
+
+
+KEEPS_NOTHING = """
+def none_of_equal(candidates, algorithm, rng):
+    rewards = [candidate.reward for candidate in candidates]
+    return range(algorithm.keep) if max(rewards) > min(rewards) else []
+
+def centred(rewards, algorithm):
+    return [reward - sum(rewards) / len(rewards) for reward in rewards]
+"""
+
+
+async def test_of_a_group_of_which_nothing_is_kept_nothing_is_trained_on(tmp_path: Path):
+    (tmp_path / "keeps_nothing.py").write_text(KEEPS_NOTHING)
+    rules = {"resample": "keeps_nothing:none_of_equal", "advantage": "keeps_nothing:centred"}
+    values = {f"algorithm__{kind}": name for kind, name in rules.items()} | {"algorithm__reject_equal_reward": False}
+    config = stage("stage1", steps=1, own_folder=str(tmp_path), **values)
+    await train(config, tmp_path / "run", fake_context(SkilledPolicy(skill=1.0, slip=0.0)))
+    (row,) = read_rows(tmp_path / "run" / "ledger.jsonl")
+    assert row["trained"] == 0 and row["resampled_away"] == row["rollouts"]
 
 
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
