@@ -52,6 +52,10 @@ class StalenessRule:
         """Record that this step and all earlier steps have ended."""
         self._ended = step
 
+    def repeat_at_most_to(self, step: int) -> None:
+        """Steps after this one are not repeated: a repeated step has left other weights."""
+        self._repeats_to = min(self._repeats_to, step)
+
     def oldest(self, number: int) -> int:
         """Number of ended steps of the oldest weights that may sample a token of this draw."""
         return max(0, number - 1 - self._staleness)
@@ -109,6 +113,8 @@ class Draws:
         """
         started_s = time.monotonic()
         self._rule.end(step - 1)
+        if self._weights is not None:
+            self._rule.repeat_at_most_to(self._weights.last_step)
         for number in self._rule.begin():
             self._begin(number, ended=step - 1)
         finished = await self._tasks[step]
@@ -117,6 +123,14 @@ class Draws:
         return replace(finished, position=position, waited_s=time.monotonic() - started_s)
 
     def _begin(self, number: int, *, ended: int) -> None:
+        requests, others = self._next_requests(number, ended=ended)
+        finishing = finish_draw(
+            requests, self._rollouts, self._config, step=number, problems=others, position=self._position
+        )
+        self._tasks[number] = asyncio.create_task(finishing)
+
+    def _next_requests(self, number: int, *, ended: int) -> tuple[list[RolloutRequest], list[Problem]]:
+        """The next draw's rollouts, and the problems from which it may be refilled."""
         config = self._config
         named: dict[str, Any] = {"seed": config.seed, "stage": config.stage}
         if self._mix:
@@ -141,8 +155,7 @@ class Draws:
             for index, problem in enumerate(self._problems)
             if index not in skipped and (not self._mix or problem.family in self._mix)
         ]
-        finishing = finish_draw(requests, self._rollouts, config, step=number, problems=others, position=self._position)
-        self._tasks[number] = asyncio.create_task(finishing)
+        return requests, others
 
     def _note_visits(self, draw: Draw) -> tuple[tuple[int, tuple[str, ...], tuple[str, ...]], ...]:
         """What `--data.skip-solved` has to know of the latest steps and this one: see `DataPosition.visits`."""
@@ -191,11 +204,18 @@ class Draws:
         found = self._weights.version(self._rule.oldest(number))
         return found if found is not None else self._weights.version(ended) or 0
 
-    async def abandon(self) -> list[str]:
-        """Stop the rollouts of draws after the stage's end, and return their ids."""
+    async def abandon(self, step: int) -> list[str]:
+        """Stop the rollouts of draws after this step, the stage's last, and return their ids.
+
+        Draws that began before a kill are among them, also where the resumed run has not begun them.
+        """
+        for number in range(step + 1, min(self._config.steps, step + self._config.staleness) + 1):
+            if number not in self._requests:
+                self._next_requests(number, ended=step)
         abandoned = [request.rollout_id for requests in self._requests.values() for request in requests]
+        running = bool(self._tasks)
         await self.close()
-        if abandoned:
+        if running:
             await self._rollouts.abandon()
         return abandoned
 

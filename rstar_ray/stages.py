@@ -182,7 +182,7 @@ async def run_rl(
                 export_step(context.meter, row, context.run_dir.path)
                 export_ledger(context.meter, record.statuses.values(), config.stage)
                 if progress.ended:
-                    abandoned = await draws.abandon()
+                    abandoned = await draws.abandon(progress.step)
                 _append_ledger(record, abandoned, config.stage, context.run_dir)
                 checksum = checksum if record.checksum is None else record.checksum
                 if weights is not None:

@@ -4,11 +4,15 @@ Rollouts that continue under newer weights have tokens of several versions. A re
 checksum of every version that sampled it, and repeats as many steps as are recorded here.
 """
 
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = "weights.jsonl"
 
@@ -27,10 +31,18 @@ class WeightsRecord:
     """The rows of one stage."""
 
     def __init__(self, journal: Path, stage: str) -> None:
-        """Empty where the file cannot be read: turns of several versions are then sampled again."""
+        """Empty where the file cannot be read; a damaged one is moved aside."""
         self._journal = journal
         self._stage = stage
-        self._rows = {row.step: row for row in read_weights(journal) if row.stage == stage}
+        rows, path = list[StepWeights](), journal / WEIGHTS
+        try:
+            rows = _rows(journal)
+        except (ConfigError, TypeError) as damaged:
+            log.warning(f"{path.name}: turns of several versions are sampled again ({damaged})")
+            if not isinstance(damaged.__cause__, OSError):
+                with best_effort(WEIGHTS):
+                    path.replace(path.with_suffix(".damaged"))  # rows that are appended now can be read later
+        self._rows = {row.step: row for row in rows if row.stage == stage}
 
     @property
     def last_step(self) -> int:
@@ -53,12 +65,16 @@ class WeightsRecord:
             cut_rows(path, stage=self._stage, after_step=step - 1)
             self._rows = {number: other for number, other in self._rows.items() if number < step}
         self._rows[step] = row
-        append_row(path, asdict(row))
+        append_row(path, asdict(row), sync=True)  # a row that is lost costs the rollouts of its step
 
 
 def read_weights(journal: Path) -> list[StepWeights]:
     """All rows; empty where the file does not exist or is damaged."""
     try:
-        return [StepWeights(**row) for row in read_rows(journal / WEIGHTS)]
+        return _rows(journal)
     except (ConfigError, TypeError):
         return []
+
+
+def _rows(journal: Path) -> list[StepWeights]:
+    return [StepWeights(**row) for row in read_rows(journal / WEIGHTS)]

@@ -182,6 +182,16 @@ def test_no_token_is_older_than_the_bound_when_it_is_trained_and_every_draw_is_t
     assert at_bound > 5_000  # the bound is not looser than it has to be
 
 
+def test_draws_run_ahead_again_once_a_repeated_step_has_left_other_weights():
+    rule = StalenessRule(2, last=9, repeats_to=5)
+    assert [*rule.begin()] == [1]
+    rule.end(1)
+    assert [*rule.begin()] == [2]
+    rule.end(2)
+    rule.repeat_at_most_to(2)
+    assert [*rule.begin()] == [3, 4, 5]
+
+
 class OneTooMany(StalenessRule):
     def __init__(self, staleness: int, **more: int) -> None:
         super().__init__(staleness + 1, **more)

@@ -20,6 +20,9 @@ def test_steps_that_are_repeated_to_the_same_weights_keep_the_record_and_others_
     assert (kept.last_step, kept.version(2), WeightsRecord(tmp_path, "stage2").version(0)) == (3, 12, 15)
 
 
-def test_a_damaged_record_is_ignored(tmp_path: Path):
+def test_a_damaged_record_is_replaced(tmp_path: Path):
     (tmp_path / WEIGHTS).write_text('{"torn\n{"stage": "stage1"}\n')
-    assert WeightsRecord(tmp_path, "stage1").last_step == 0
+    record = WeightsRecord(tmp_path, "stage1")
+    assert record.last_step == 0
+    record.note(1, 2, 3)
+    assert WeightsRecord(tmp_path, "stage1").version(1) == 2, "the damaged file is not in the way of later rows"

@@ -925,6 +925,33 @@ async def test_rollouts_ahead_of_a_stages_early_end_are_abandoned_by_id(tmp_path
     assert faults(tmp_path) == []
 
 
+class Interrupted(SkillLearner):
+    """The process ends before the checkpoint of this step is written."""
+
+    before = 0
+
+    async def save_checkpoint(self, folder: Path) -> None:
+        if f"stage1-step-{self.before:06d}" in str(folder):
+            raise InterruptedError
+        await super().save_checkpoint(folder)
+
+
+async def test_a_kill_at_a_stages_early_end_does_not_lose_the_abandoned_rollouts(tmp_path: Path):
+    config = stage("stage1", steps=12, staleness=2, until="solved")
+    policy = SkilledPolicy(skill=1.0, slip=0.0)
+    learner = Interrupted(policy)
+    end = (await train(config, tmp_path / "whole", fake_context(policy))).step
+    learner.before = end
+    with pytest.raises(InterruptedError):
+        await train(config, tmp_path / "killed", fake_context(policy, learner=learner))
+    journaled = tmp_path / "killed" / "journal" / f"stage1-step-{end + 1:06d}"
+    journaled.mkdir(parents=True)
+    await train(config, tmp_path / "killed", fake_context(policy))
+    whole, killed = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "killed"))
+    assert killed == whole and len(killed[-1]["ids"]["abandoned"]) == 2 * 8 * 16
+    assert not journaled.exists() and faults(tmp_path / "killed") == []
+
+
 async def test_another_staleness_and_one_beyond_the_stage_are_logged(tmp_path: Path, logged: list[str]):
     for staleness, steps in ((0, 2), (5, 4)):
         config = stage("stage1", steps=steps, staleness=staleness)
