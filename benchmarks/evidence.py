@@ -4,7 +4,8 @@ python -m benchmarks.evidence --run-dir runs/evidence --parts B --seeds 1 --minu
 
 `benchmarks/evidence_plan.py` fixes families, arms, seeds and budgets. Every arm trains from its seed's SFT policy with
 the commands listed in `commands.log`. After each arm, its row is added to results.jsonl, and evidence.md and
-evidence.svg are written again. The same command resumes an interrupted experiment. Part A is `benchmarks/parity.py`.
+evidence.svg are written again. The same command resumes an interrupted experiment, and refuses rows of another plan.
+Part A is `benchmarks/parity.py`.
 """
 
 import json
@@ -26,13 +27,13 @@ from actors.launch.exit_status import status_of
 from benchmarks.evidence_plan import PARTS, SFT, Arm, Part, heldout_problems, training_problems
 from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.options import options_of
-from rstar_ray.errors import RStarError, Stopped
+from rstar_ray.errors import ConfigError, RStarError, Stopped
 from rstar_ray.report.findings import percent
 from rstar_ray.report.markdown import table
 from rstar_ray.report.run_record import Row, read_run
 from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.durable import append_row, read_rows, write_text
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.folder import RunDir, differing_fields
 
 log = logging.getLogger(__name__)
 
@@ -63,23 +64,65 @@ class EvidenceConfig:
 
 
 def experiment(config: EvidenceConfig) -> Path:
-    """Run all arms without a row in results.jsonl; returns evidence.md's path. Raises `Stopped` at the time limit."""
+    """Run all arms without a row in results.jsonl; returns evidence.md's path.
+
+    Raises `Stopped` at the time limit, and `ConfigError` where an arm's plan has changed since its row.
+    """
     root = config.run_dir.expanduser().absolute()
     root.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * config.minutes if config.minutes else math.inf
     results = root / "results.jsonl"
+    for row in read_rows(results):
+        _refuse_other_plan(root, row)
     for name in config.parts:
         part = PARTS[name]
         for seed in range(min(config.seeds or part.seeds, part.seeds)):
             for arm in part.arms:
-                done = read_rows(results) if results.exists() else []
+                done = read_rows(results)
                 if any((row["part"], row["arm"], row["seed"]) == (name, arm.name, seed) for row in done):
                     continue
                 log.info(f"part {name}, seed {seed}: {arm.name}")
                 figures = run_arm(root, name, arm, seed, deadline)
-                append_row(results, {"part": name, "arm": arm.name, "seed": seed, "commit": code_version(), **figures})
+                ran = {
+                    "part": name,
+                    "arm": arm.name,
+                    "seed": seed,
+                    "commit": code_version(),
+                    "plan": plan_of(part, arm),
+                }
+                append_row(results, {**ran, **figures})
                 report(root)
     return report(root)
+
+
+def plan_of(part: Part, arm: Arm) -> Row:
+    """What an arm runs, as JSON values."""
+    return {
+        "sft": SFT,
+        "stages": [list(stage) for stage in arm.stages],
+        "samples": arm.samples,
+        "composed": part.composed,
+        "prefixes": arm.prefixes,
+    }
+
+
+def _refuse_other_plan(root: Path, row: Row) -> None:
+    """Raise `ConfigError` where the row's arm has another plan now; rows of earlier versions have no plan."""
+    part = PARTS.get(row["part"])
+    arm = next((arm for arm in part.arms if arm.name == row["arm"]), None) if part else None
+    if part is None or arm is None or "plan" not in row:
+        return
+    differ = [
+        f"{name}: {there} there, {now} now" for name, there, now in differing_fields(row["plan"], plan_of(part, arm))
+    ]
+    if differ:
+        folder = root / f"seed-{row['seed']}" / row["part"] / arm_folder(arm)
+        raise ConfigError(
+            "--run-dir",
+            f"results.jsonl has a row of part {row['part']}, arm {arm.name}, seed {row['seed']} with another plan "
+            f"({'; '.join(differ)})",
+            f"give another --run-dir, or remove the row, {folder} and {folder}-evaluated",
+        )
 
 
 def run_arm(root: Path, part: str, arm: Arm, seed: int, deadline: float) -> Row:
@@ -219,6 +262,7 @@ def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
             ]
             for column, name in ((1, "tokens"), (2, "rollouts"))
         ]
+        true_reward = arm.name != "random reward"  # the other one calls training rollouts correct at random
         yield [
             arm.name,
             str(len(own)),
@@ -226,8 +270,8 @@ def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
             cell([100 * (row["pass_at"]["1"] - first["pass_at"]["1"]) for row, first in pairs], "{:+.1f}".format),
             f"{cell([row['pass_at'][largest] for row in own], percent)} @{largest}",
             cell([row["errors"] for row in own], percent),
-            cell([_errors_kept(row, first) for row, first in pairs], "{:.2f}".format),
-            *(cell(values, percent) if arm.name != "random reward" else "" for values in equal),
+            cell([_errors_kept(row, first) for row, first in pairs], "{:.2f}".format) if true_reward else "",
+            *(cell(values, percent) if true_reward else "" for values in equal),
             cell([row.get("tokens") for row in own], "{:,.0f}".format),
         ]
 
@@ -268,7 +312,10 @@ def report(root: Path) -> Path:
             for k in dict.fromkeys((max(own[0], key=int), "1") if part.composed else ("1",)) if own else ():
                 values = [pass_at[k] for pass_at in own]
                 bars.append((f"{name}: {arm.name}, pass@{k}", mean(values), interval(values) or 0.0))
-    texts.append("Means over seeds with 95 % intervals (Student's t). One value without an interval is one seed.")
+    texts.append(
+        "A figure with ± is the mean over seeds with its 95 % interval (Student's t). "
+        "A figure without ± is of one seed: its difference from other seeds is not known."
+    )
     write_text(root / "evidence.svg", svg(bars))
     write_text(root / "evidence.md", "\n\n".join(texts) + "\n")
     return root / "evidence.md"

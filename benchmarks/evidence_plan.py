@@ -47,6 +47,10 @@ def _stage_1(
 
 
 DISCOVERY = f"{ROC_2} --algorithm.rollouts-per-prompt 16 --algorithm.keep 8"
+FEW_PROBLEMS = f"{ROC_2} --data.num-train 400"
+"""Options of all arms of part E. 45 steps draw 1,440 problems: with 400 problems each is drawn again after about 12
+steps; with the default of 4,000 none would be, and `--data.skip-solved` could not act.
+"""
 
 
 PARTS: dict[str, Part] = {
@@ -95,10 +99,10 @@ PARTS: dict[str, Part] = {
         title="Refill and skipping",
         seeds=3,
         arms=(
-            _stage_1("neither", ROC_2),
-            _stage_1("refill", f"{ROC_2} --algorithm.refill-rounds 2"),
-            _stage_1("skip solved", f"{ROC_2} --data.skip-solved 20"),
-            _stage_1("both", f"{ROC_2} --algorithm.refill-rounds 2 --data.skip-solved 20"),
+            _stage_1("neither", FEW_PROBLEMS),
+            _stage_1("refill", f"{FEW_PROBLEMS} --algorithm.refill-rounds 2"),
+            _stage_1("skip solved", f"{FEW_PROBLEMS} --data.skip-solved 20"),
+            _stage_1("both", f"{FEW_PROBLEMS} --algorithm.refill-rounds 2 --data.skip-solved 20"),
         ),
     ),
     "B2": Part(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # so that reward processes do not import torch
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,13 @@ RATE = 0.23
 
 
 def coin(completion: str, problem: Problem, rollout: Transcript) -> float:
-    """1 at random, independent of the text; the same if the rollout is repeated."""
-    return float(zlib.crc32(rollout.rollout_id.encode()) < RATE * 2**32)
+    """1 at random, independent of the text; the same if the rollout is repeated.
+
+    A cryptographic hash, because ids of siblings differ in one digit: with a checksum their rewards would depend on
+    each other.
+    """
+    digest = hashlib.blake2b(rollout.rollout_id.encode(), digest_size=8).digest()
+    return float(int.from_bytes(digest, "big") < RATE * 2**64)
 
 
 def right_only(rewards: Sequence[float], algorithm: AlgorithmConfig) -> list[float]:

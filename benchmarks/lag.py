@@ -3,13 +3,14 @@
 Runs are synchronous, and engines serve the weights of `k` steps before: every token has exactly that age, independent
 of timing. This is the worst case of `--staleness k`. Each arm is one stage from its seed's SFT policy; `none`, which a
 run with a staleness refuses, is compared with the corrections. An arm takes about 3 minutes on two cores. The same
-command resumes with the first arm that is not done; with `--minutes` it ends between two arms.
+command resumes with the first arm that is not done, from its start; with `--minutes` it ends between two arms.
 
     python -m benchmarks.lag --minutes 15
     python -m benchmarks.lag --seeds 1 --rates 3 10 --minutes 15
 """
 
 import logging
+import shutil
 import sys
 import time
 from collections import deque
@@ -33,12 +34,12 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.options import options_of
 from rstar_ray.config.scales import at_scale
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.report.findings import percent
 from rstar_ray.report.markdown import table
 from rstar_ray.report.run_record import RunRecord, read_run
-from rstar_ray.run_dir.durable import write_text
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.durable import read_rows, write_text
+from rstar_ray.run_dir.folder import RunDir, flatten
 
 log = logging.getLogger(__name__)
 
@@ -107,27 +108,47 @@ def lagging(steps: int) -> Generator[None]:
 
 
 def experiment(config: LagConfig) -> Path:
-    """Run the arms that are not done, within the time limit; returns the table's path."""
+    """Run the arms that are not done, within the time limit; returns the table's path.
+
+    Raises `ConfigError` where an arm was run with other steps or evaluations, and the error of a run that ended for
+    another reason than its training; such an arm is not done.
+    """
     began_s, root = time.monotonic(), run_path(RunConfig(scale="tiny", run_dir=config.run_dir or "runs/lag"))
     report = root / "lag.md"
     runs: dict[tuple[float, int, Correction], list[RunRecord]] = {arm: [] for arm in config.arms}
-    for seed in range(config.seeds):
-        folder = root / f"seed-{seed}"
-        for arm, found in runs.items():
-            path = folder / "rate-{:g}-lag-{}-{}".format(*arm)
-            if not (path / "done").exists():
-                if config.minutes and time.monotonic() - began_s > 60 * config.minutes:
-                    log.info("%s: the same command continues here", path)
-                    return report
-                _run_arm(config, seed, arm, folder, path)
-            found.append(read_run(path))
-            write_text(report, comparison(runs, config))
+    paths = {
+        (seed, arm): root / f"seed-{seed}" / "rate-{:g}-lag-{}-{}".format(*arm)
+        for seed in range(config.seeds)
+        for arm in config.arms
+    }
+    for path in paths.values():
+        if (path / "done").exists():
+            _refuse_other_settings(config, path)
+    for (seed, arm), path in paths.items():
+        if not (path / "done").exists():
+            if config.minutes and time.monotonic() - began_s > 60 * config.minutes:
+                log.info("%s: the same command continues here", path)
+                return report
+            _run_arm(config, seed, arm, path)
+        runs[arm].append(read_run(path))
+        write_text(report, comparison(runs, config))
     return report
 
 
-def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], folder: Path, path: Path) -> None:
+def _refuse_other_settings(config: LagConfig, path: Path) -> None:
+    recorded = flatten(RunDir(path).configs().get("stage1", {}))
+    for option, name, now in (
+        ("--steps", "steps", config.steps),
+        ("--evaluate-every", "evaluate.every_steps", config.evaluate_every),
+    ):
+        if (there := recorded.get(name)) != now:
+            problem = f"{path} was run with {there} (got {now})"
+            raise ConfigError(option, problem, f"give another --run-dir, or {option} {there}")
+
+
+def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], path: Path) -> None:
     rate, lag, correction = arm
-    start = folder / "sft"
+    start = path.parent / "sft"
     if not start.exists() or RunDir(start).finished_checkpoint("sft") is None:
         run([with_values(at_scale(SFT.paper, "tiny", SFT.tiny), {"seed": seed, "run_dir": str(start)})])
     policy = RunDir(start).finished_checkpoint("sft")
@@ -139,17 +160,40 @@ def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], f
         "steps": config.steps,
         "optimizer.learning_rate": rate * LEARNING_RATE,
         "evaluate.every_steps": config.evaluate_every,
-        "checkpoint.every_steps": config.steps,  # a killed arm starts again: checkpoints do not contain the lag
+        "checkpoint.every_steps": config.steps,  # an interrupted arm starts again
         "algorithm.min_ess": 0.0,
         **CORRECTIONS[correction],
     }
     log.info("seed %d: rate %g, lag %d, %s", seed, rate, lag, correction)
+    if path.exists():  # checkpoints do not contain the lag, so that an interrupted arm cannot resume
+        with RunDir(path).held():
+            shutil.rmtree(path)
+    asked = with_values(at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny), values)
     with lagging(lag):
         try:
-            run([with_values(at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny), values)])
-        except RStarError as stopped:  # training has diverged
-            log.info("%s: %s", path, stopped)
+            run([asked])
+        except RStarError as ended:
+            if type(ended) is not RStarError or not _ended_by_training(asked, path):
+                raise
+            log.info("%s: %s", path, ended)
     write_text(path / "done", "")
+
+
+def _ended_by_training(config: RunConfig, path: Path) -> bool:
+    """Whether the latest updates were refused because they were not finite, or the latest steps had nothing to learn.
+
+    Such an end repeats with the same seed. Its error has the class of many others, so the steps' rows decide.
+    """
+    rows = [row for row in read_rows(path / "metrics.jsonl") if row["stage"] == config.stage]
+    refused = [row["updates_refused"] for row in rows if "updates_refused" in row]
+    empty = [not row["groups_kept"] for row in rows]
+    return any(
+        len(latest) == limit and all(latest)
+        for latest, limit in (
+            (refused[-config.optimizer.max_bad_updates :], config.optimizer.max_bad_updates),
+            (empty[-config.max_empty_steps :], config.max_empty_steps),
+        )
+    )
 
 
 def comparison(runs: Mapping[tuple[float, int, Correction], Sequence[RunRecord]], config: LagConfig) -> str:

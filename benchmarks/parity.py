@@ -7,8 +7,8 @@ python -m benchmarks.parity --runs RUN OTHER
 The second command reads the file of `rstar replay --export` and the policy before the step. Our forward pass computes
 log-probs of sampled tokens in chunks; theirs is the log-softmax of all logits. Cases: the step as it was trained (every
 ratio is 1), the sampler as the old policy, and old log-probs with noise, so that clips have an effect. The last command
-prints the first sampled token in which two runs differ, such as one with `--algorithm.loss parity_rules:trl` and one
-without. `benchmarks/parity_rules.py` describes the installation of verl; without it a warning is logged.
+prints the first rollout or sampled token in which two runs differ, such as one with `--algorithm.loss parity_rules:trl`
+and one without. `benchmarks/parity_rules.py` describes the installation of verl; without it a warning is logged.
 """
 
 import importlib.util
@@ -164,21 +164,43 @@ def _rows(tensors: dict[str, torch.Tensor]) -> list[TokenRow]:
 
 
 def first_difference(runs: Sequence[Path], stage: str) -> str:
-    """The first sampled token that differs between steps recorded by both runs, in the order of steps and rollouts."""
-    names = [{path.name for path in (run / "trajectories").glob(f"{stage}-step-*.jsonl")} for run in runs]
-    common = sorted(set.intersection(*names), key=lambda name: int(name.removesuffix(".jsonl").rpartition("-")[2]))
+    """The first rollout that only one run has, or sampled token that differs, in the order of steps and rollouts.
+
+    Compares the steps that both runs have recorded; the line names the other steps. Raises `ConfigError` where no step
+    is recorded in both.
+    """
+    files = [
+        {int(path.stem.rpartition("-")[2]): path for path in (run / "trajectories").glob(f"{stage}-step-*.jsonl")}
+        for run in runs
+    ]
+    common = sorted(set.intersection(*(set(of) for of in files)))
     if not common:
         raise ConfigError("--runs", f"no step of {stage} is recorded in both", "give --stage, or record more steps")
-    for name in common:
-        ours, theirs = ({row["rollout_id"]: row for row in read_rows(run / "trajectories" / name)} for run in runs)
-        for rollout in sorted(ours.keys() & theirs.keys()):
-            pair = [
-                [token for turn in of[rollout]["turns"] for token in turn["completion_ids"]] for of in (ours, theirs)
-            ]
-            if pair[0] != pair[1]:
-                place = next((i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), min(map(len, pair)))
-                return f"{name}: {rollout} differs first in sampled token {place}; {common.index(name)} steps are equal"
-    return f"{len(common)} recorded steps are equal token by token"
+    alone = [
+        f"; only {run} has recorded {', '.join(f'step {step}' for step in sorted(of.keys() - set(common)))}"
+        for run, of in zip(runs, files, strict=True)
+        if len(of) > len(common)
+    ]
+    found = f"{len(common)} recorded steps are equal token by token"
+    for equal, step in enumerate(common):
+        if difference := _step_difference(runs, [of[step] for of in files]):
+            found = f"{difference}; {equal} steps are equal"
+            break
+    return found + "".join(alone)
+
+
+def _step_difference(runs: Sequence[Path], files: Sequence[Path]) -> str:
+    """The first difference between two files of one step; empty where they are equal token by token."""
+    ours, theirs = ({row["rollout_id"]: row for row in read_rows(path)} for path in files)
+    name = files[0].name
+    for rollout in sorted(ours.keys() | theirs.keys()):
+        if rollout not in ours or rollout not in theirs:
+            return f"{name}: only {runs[0] if rollout in ours else runs[1]} has {rollout}"
+        pair = [[token for turn in of[rollout]["turns"] for token in turn["completion_ids"]] for of in (ours, theirs)]
+        if pair[0] != pair[1]:
+            place = next((i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), min(map(len, pair)))
+            return f"{name}: {rollout} differs first in sampled token {place}"
+    return ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

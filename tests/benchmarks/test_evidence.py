@@ -1,23 +1,32 @@
 """The experiment's plan, its resumption and its table; every command of the product is made up."""
 
+import math
 import shlex
+from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.launch.command_line import parse
 from benchmarks import evidence
-from benchmarks.evidence import EvidenceConfig, call, cell, experiment, main, score_at, svg
-from benchmarks.evidence_plan import COMPOSED, PARTS, PREFIXES, heldout_problems, training_problems
+from benchmarks.evidence import HEAD, EvidenceConfig, call, cell, experiment, main, rows_of, score_at, svg
+from benchmarks.evidence_plan import COMPOSED, PARTS, PREFIXES, Arm, heldout_problems, training_problems
+from benchmarks.evidence_rules import RATE, coin
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
 from rstar_ray.config import RunConfig, differences
-from rstar_ray.errors import RStarError, Stopped
-from rstar_ray.run_dir.durable import read_rows, write_json
+from rstar_ray.data.order import DataPosition, draw
+from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.rollouts import rollout_requests
+from rstar_ray.run_dir.durable import append_row, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.tiny.programs import PROGRAMS
+from rstar_ray.tiny.tiny_problems import Split, generate_problems
+from rstar_ray.trajectory import StopReason, Transcript
 from tests.rstar_ray.fabricate import run_directory
 
 RECIPES = {"stage1": STAGE_1, "stage2": STAGE_2, "stage3": STAGE_3}
@@ -43,6 +52,40 @@ def test_arms_differ_in_what_they_are_for_alone(part: str):
     first = next(iter(found.values()))
     for config in found.values():
         assert {name.partition(".")[0] for name in differences(config, first)} <= allowed[part]
+
+
+def test_problems_of_part_e_come_back_while_they_may_be_skipped():
+    (config, *others) = configs("E").values()
+    assert {one.data.num_train for one in others} == {config.data.num_train}
+    skipped = configs("E")["skip solved"].data.skip_solved
+    problems = range(config.data.num_train)
+    position, visited, back = DataPosition(), dict[int, int](), Counter[bool]()
+    for step in range(1, config.steps + 1):
+        drawn, position = draw(problems, config.prompts_per_step, position, seed=0, stage="stage1")
+        back.update(step - visited.get(one, -math.inf) <= skipped for one in drawn)
+        visited |= dict.fromkeys(drawn, step)
+    assert back[True] > back.total() / 2
+
+
+def test_rewards_at_random_are_independent_within_a_group():
+    config = configs("C")["random reward"]
+    ones, steps, siblings = defaultdict[str, float](float), 40, config.algorithm.keep
+    for step in range(1, steps + 1):
+        problems = generate_problems(0, Split.TRAIN, 50)
+        for request in rollout_requests(problems, config, name=step, siblings=siblings):
+            of = Transcript(
+                rollout_id=request.rollout_id, group_id=request.group_id, stop_reason=StopReason.ANSWERED, turns=(),
+                num_prompt_tokens=1, num_response_tokens=1, num_sampled_tokens=1, max_response_tokens=1, max_turns=1,
+            )  # fmt: skip
+            ones[request.group_id] += coin("", request.problem, of)
+    groups, counts = len(ones), Counter(ones.values())
+    assert groups == 50 * steps
+    deviation = math.sqrt(RATE * (1 - RATE) / (groups * siblings))
+    assert sum(ones.values()) / (groups * siblings) == pytest.approx(RATE, abs=4 * deviation)
+    for count in range(siblings + 1):
+        share = math.comb(siblings, count) * RATE**count * (1 - RATE) ** (siblings - count)
+        deviation = math.sqrt(share * (1 - share) / groups)
+        assert counts[count] / groups == pytest.approx(share, abs=4 * deviation), f"groups with {count} ones"
 
 
 def test_no_family_of_sft_has_the_calls_of_a_composed_one():
@@ -108,6 +151,51 @@ def test_an_arm_runs_once_and_the_table_follows_each(made_up: list[list[str]], t
     done = len(made_up)
     experiment(config)
     assert len(made_up) == done
+
+
+def test_a_row_of_another_plan_is_refused_and_one_without_a_plan_is_not(
+    made_up: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def plan(options: str) -> None:
+        arm = Arm(name="neither", stages=(("stage1", options),))
+        monkeypatch.setitem(PARTS, "E", replace(PARTS["E"], arms=(arm,)))
+
+    config = EvidenceConfig(run_dir=tmp_path, parts=("E",), seeds=1)
+    plan("--steps 45")
+    experiment(config)
+    done = len(made_up)
+    experiment(config)
+    plan("--steps 46")
+    with pytest.raises(ConfigError, match=r"part E, arm neither, seed 0 .*--steps 46.*another --run-dir, or remove"):
+        experiment(config)
+    with pytest.raises(ConfigError, match="arm neither"):
+        experiment(replace(config, parts=("B",)))
+    (row,) = read_rows(tmp_path / "results.jsonl")
+    (tmp_path / "results.jsonl").unlink()
+    append_row(tmp_path / "results.jsonl", {name: value for name, value in row.items() if name != "plan"})
+    experiment(config)
+    assert len(made_up) == done
+
+
+def test_the_rows_of_the_docs_are_of_the_present_plan(made_up: list[list[str]], tmp_path: Path):
+    rows = (evidence.REPOSITORY / "docs" / "evidence.jsonl").read_text()
+    (tmp_path / "results.jsonl").write_text(rows)
+    assert "rejection sampling" in experiment(EvidenceConfig(run_dir=tmp_path, parts=("C",), seeds=1)).read_text()
+    assert made_up == []
+
+
+def test_columns_that_need_the_true_reward_are_empty_for_the_random_one():
+    figures: dict[str, Any] = {
+        "pass_at": {"1": 0.5}, "errors": 0.2, "families": {}, "tokens": 10, "rollouts": 10,
+        "curve": [(0, 0, 0, 0.2), (1, 10, 10, 0.5)], "training_errors": [0.4, 0.2],
+    }  # fmt: skip
+    part = PARTS["C"]
+    table = {row[0]: row for row in rows_of(part, [{"arm": arm.name, "seed": 0, **figures} for arm in part.arms])}
+    names = ("of the first arm's at the start", "pass@1 at its tokens", "pass@1 at its rollouts")
+    columns = [HEAD.index(name) for name in names]
+    for name, row in table.items():
+        assert [bool(row[column]) for column in columns] == [name != "random reward"] * 3, name
+    assert table["random reward"][HEAD.index("tool errors in correct rollouts")]
 
 
 def test_a_command_at_the_deadline_is_stopped_and_one_that_fails_is_named(tmp_path: Path):

@@ -70,6 +70,19 @@ def test_the_first_token_in_which_two_runs_differ_is_named(tmp_path: Path, capsy
     assert "--model" in capsys.readouterr().err
 
 
+def test_a_rollout_or_a_step_that_one_run_lacks_is_named(tmp_path: Path):
+    ours, theirs = run(tmp_path / "ours", [3, 4, 5]), run(tmp_path / "theirs", [3, 9, 5])
+    (theirs / "trajectories" / "stage1-step-000002.jsonl").rename(theirs / "trajectories" / "stage1-step-000010.jsonl")
+    line = first_difference([ours, theirs], "stage1")
+    assert line.startswith("1 recorded steps are equal")
+    assert f"only {ours} has recorded step 2;" in line and line.endswith(f"only {theirs} has recorded step 10")
+    more = {"rollout_id": "b", "turns": [{"completion_ids": [1]}]}
+    append_row(theirs / "trajectories" / "stage1-step-000001.jsonl", more)
+    for runs in ([ours, theirs], [theirs, ours]):
+        line = first_difference(runs, "stage1")
+        assert line.startswith(f"stage1-step-000001.jsonl: only {theirs} has b; 0 steps are equal; ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "package", "dual_clip"), [("trl", "trl", 0.0), ("verl", "verl", 3.0)])
 def test_a_foreign_loss_as_a_rule_has_the_gradient_of_ours(name: str, package: str, dual_clip: float):
