@@ -396,7 +396,12 @@ def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
         f"--staleness {staleness}{awake * (staleness > 0)} {seconds:.0f} s" for staleness, seconds in steps.items()
     )
     best = recommended(steps)
-    gain = f"{steps[0] / steps[best]:.2f} x faster" if best else "nearly as fast as a larger one"
+    if best:
+        gain = f"{steps[0] / steps[best]:.2f} x faster"
+    elif len(steps) == 1:
+        gain = f"a larger one needs{awake}, which does not fit"
+    else:
+        gain = "nearly as fast as a larger one" if steps[0] > min(steps.values()) else "no larger one is faster"
     return f"{placement.name}, a step with {times}: --staleness {best}{awake * (best > 0)} is recommended ({gain})."
 
 

@@ -175,9 +175,12 @@ async def run_rl(
                 await saves.take(progress, finishes=True)
             ended_s, low_ess_steps = time.monotonic(), 0
             async for record, reached in train_steps(draws, context, config, progress):
-                inter_step_s = time.monotonic() - ended_s - record.metrics["step_s"]
+                since_s = time.monotonic() - ended_s  # since the previous step ended
                 ended_s, progress = time.monotonic(), reached
-                row = await _with_system(record.metrics.plus({"inter_step_s": max(0.0, inter_step_s)}), context)
+                times = {"inter_step_s": max(0.0, since_s - record.metrics["step_s"])}
+                if config.staleness:  # engines sample between two steps too
+                    times["tokens_per_s"] = record.metrics["tokens_generated"] / since_s
+                row = await _with_system(record.metrics.plus(times), context)
                 metrics_log.write(row)
                 export_step(context.meter, row, context.run_dir.path)
                 export_ledger(context.meter, record.statuses.values(), config.stage)

@@ -7,10 +7,12 @@ setting of the run was chosen for this project and says so. Checks only inform: 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from rstar_ray.algorithm.stage_end import ALL_RIGHT, NEAR, TRUNCATED, WINDOW
 from rstar_ray.report.findings import percent
 from rstar_ray.report.run_record import Row, RunRecord, pooled
+from rstar_ray.run_dir.folder import flatten
 
 PAPER = "arXiv:2508.20722 section 4.3"
 CHOSEN = "project default"
@@ -83,6 +85,10 @@ class Window:
         known = [row for row in self.late if row[name] is not None]
         return max(known, key=lambda row: row[name])["rl_step"] if known else None
 
+    def setting(self, name: str) -> Any:
+        """A dotted setting of the stage; None where it is not recorded."""
+        return flatten(self.run.config.get(self.late[-1]["stage"], {})).get(name)
+
     def placed(self) -> list[Row]:
         """Steps that have statistics of the balancer."""
         return [row for row in self.late if row["balancer"]]
@@ -104,14 +110,14 @@ def health_checks(run: RunRecord) -> list[HealthCheck]:
 
 
 def summary(found: Sequence[HealthCheck]) -> str:
-    """ "11 of 13 health checks are ok; look at entropy, truncation; 1 has no data yet"."""
+    """ "11 of 13 health checks are ok; look at entropy, truncation; 1 has no verdict"."""
     ok = sum(one.state is CheckState.OK for one in found)
     known = sum(one.state is not CheckState.UNKNOWN for one in found)
     odd = [one.signal.lower() for one in found if one.state in (CheckState.WARN, CheckState.BAD)]
     look = f"; look at {', '.join(odd)}" if odd else ""
     unknown = len(found) - known
-    later = f"; {unknown} {'has' if unknown == 1 else 'have'} no data yet" if unknown else ""
-    return f"{ok} of {known} health checks are ok{look}{later}"
+    undecided = f"; {unknown} {'has' if unknown == 1 else 'have'} no verdict" if unknown else ""
+    return f"{ok} of {known} health checks are ok{look}{undecided}"
 
 
 def _graded(value: float, warn: float, bad: float) -> CheckState:
@@ -157,7 +163,11 @@ def entropy(window: Window) -> HealthCheck:
 
 
 def logprob_diff(window: Window) -> HealthCheck:
-    """Whether the engine that samples and the learner that trains compute the same policy."""
+    """Whether the engine that samples and the learner that trains compute the same policy.
+
+    Where older weights sampled trained tokens, the gap contains the updates since then and cannot show this. The
+    effective sample size is then compared with the limit of the run.
+    """
     now = window.mean("logprob_diff_mean")
     dtypes = {str(value) for name in ("engine.dtype", "learner.dtype") for value in window.run.setting(name)}
     dtype = "float32" if dtypes == {"float32"} else "bfloat16"
@@ -170,8 +180,27 @@ def logprob_diff(window: Window) -> HealthCheck:
     if now is None:
         return HealthCheck(signal, CheckState.UNKNOWN, "no update in these steps", threshold, source)
     current = f"{now:.1e}, at most {max(row['logprob_diff_max'] or 0 for row in window.late):.1e}"
+    if oldest := max(row.get("token_age_max") or 0 for row in window.late):
+        steps = f"tokens sampled by weights up to {oldest} step{'s' * (oldest > 1)} older"
+        return _effective_sample_size(window, signal, f"{current}; {steps}")
     state = _graded(now, usual, LOGPROB_BAD * usual)
     return HealthCheck(signal, state, current, threshold, source, window.worst("logprob_diff_mean"))
+
+
+def _effective_sample_size(window: Window, signal: str, current: str) -> HealthCheck:
+    known = [row for row in window.late if row.get("ess_tokens") is not None]
+    limit = window.setting("algorithm.min_ess")
+    if not known or limit is None:
+        return HealthCheck(signal, CheckState.UNKNOWN, current, "none for tokens of older weights", CHOSEN)
+    least = min(known, key=lambda row: row["ess_tokens"])
+    return HealthCheck(
+        signal,
+        CheckState.WARN if least["ess_tokens"] < limit else CheckState.OK,
+        f"{current}; effective sample size at least {least['ess_tokens']:.2f}",
+        f"effective sample size at least {limit:g}; the gap has no threshold for tokens of older weights",
+        "--algorithm.min-ess",
+        least["rl_step"],
+    )
 
 
 def gradient(window: Window) -> HealthCheck | None:
@@ -227,6 +256,8 @@ def kv_cache(window: Window) -> HealthCheck | None:
     current = f"{percent(used, 0)} in use, {percent(reserved, 0)} reserved, at most {waiting:,} waiting"
     threshold = f"above {percent(KV_IDLE, 0)} in use while rollouts wait"
     state = CheckState.WARN if waiting and used < KV_IDLE else CheckState.OK
+    if state is CheckState.WARN and window.setting("staleness"):  # rows do not have the draws of waiting rollouts
+        state, threshold = CheckState.UNKNOWN, f"{threshold}; with --staleness no step may need them yet"
     return HealthCheck("KV cache", state, current, threshold, CHOSEN)
 
 
@@ -244,7 +275,7 @@ def preemptions(window: Window) -> HealthCheck | None:
 def memory(window: Window) -> HealthCheck | None:
     """Memory growth over steps, which can end a run after days. The first steps, which allocate, do not count."""
     prefix = "memory_bytes/"
-    types = [name for name in window.late[-1] if name.startswith(prefix)]
+    types = list(dict.fromkeys(name for row in window.late for name in row if name.startswith(prefix)))
     if not types:
         return None
     held = {name: _held(window.late, name) for name in types}

@@ -57,14 +57,16 @@ class LiveRun:
 
     def data(self) -> dict[str, Any]:
         """Everything on the page except texts. Raises as the constructor if the run has disappeared."""
-        self._seen = self._written()
+        seen = self._written()
         self._run, self._ledger = self._files.record(begun=True), self._files.ledger()
-        self.version += 1
-        return page_data(self._run) | {
+        data = page_data(self._run) | {
             "browser": self._browser(),
             "ledger": ledger_data(self._run, self._ledger),
             "footer": "Served from the run directory as it grows; report.html there is the same page as one file.",
         }
+        self._seen = seen  # only now: after a failure the page is still outdated
+        self.version += 1
+        return data
 
     def block(self, kind: str, where: str, place: int) -> bytes | None:
         """A group's texts or token figures by file and index, or a step's rollouts by stage and step."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 from rstar_ray.errors import ConfigError
@@ -292,10 +293,17 @@ def seconds_by_phase(steps: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def pooled(steps: Sequence[Row]) -> dict[str, float]:
-    """Combine the metrics of several steps, each by its reduction in the registry."""
+    """Combine the metrics of several steps, each by its reduction in the registry.
+
+    The mean of `tokens_per_s` is weighted by time, so that it is the throughput over all these steps.
+    """
     names = dict.fromkeys(name for row in steps for name, value in row.items() if isinstance(value, int | float))
     known = [name for name in names if is_step_metric(name)]
-    return combined([{name: row[name] for name in known if row.get(name) is not None} for row in steps])
+    values = combined([{name: row[name] for name in known if row.get(name) is not None} for row in steps])
+    if timed := [row for row in steps if row.get("tokens_per_s") and row.get("tokens_generated")]:
+        speeds, tokens = ([row[name] for row in timed] for name in ("tokens_per_s", "tokens_generated"))
+        values["tokens_per_s"] = harmonic_mean(speeds, tokens)  # tokens / speed is the step's time
+    return values
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

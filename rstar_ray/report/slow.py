@@ -32,17 +32,14 @@ class SlowStep:
 
 
 def stage_medians(steps: Sequence[Row]) -> dict[str, Medians]:
-    """Medians of every metric, by stage."""
-    medians: dict[str, Medians] = {}
-    for stage in dict.fromkeys(row["stage"] for row in steps):
-        rows = [row for row in steps if row["stage"] == stage]
-        names = [name for name, value in rows[0].items() if isinstance(value, int | float)]
-        medians[stage] = {
-            name: median(known)
-            for name in names
-            if (known := [row[name] for row in rows if isinstance(row[name], int | float)])
-        }
-    return medians
+    """Medians of every metric over the steps that have it, by stage."""
+    known: dict[str, dict[str, list[float]]] = {}
+    for row in steps:
+        of_stage = known.setdefault(row["stage"], {})
+        for name, value in row.items():
+            if isinstance(value, int | float):
+                of_stage.setdefault(name, []).append(value)
+    return {stage: {name: median(values) for name, values in of.items()} for stage, of in known.items()}
 
 
 def explained(row: Row, usual: Medians) -> SlowStep:
@@ -78,7 +75,7 @@ def _figures(row: Row, usual: Medians) -> list[str]:
         for name, title, show in COMPARED
         if usual[name] and row[name] >= NOTABLE * usual[name]
     ]
-    speed = usual["tokens_per_s"]
+    speed = usual.get("tokens_per_s")
     if speed and row["tokens_per_s"] and row["tokens_per_s"] * NOTABLE <= speed:
         found.append(f"{row['tokens_per_s']:,.0f} tokens/s, median {speed:,.0f}")
     if longest := row["longest"]:
@@ -119,6 +116,9 @@ def _placement(row: Row) -> list[str]:
 def slow_data(run: RunRecord) -> dict[str, Any]:
     """Data for the page: every step's text, medians of the parts by stage, and the longest rollout if recorded."""
     usual = stage_medians(run.steps)
+    for stage, medians in usual.items():
+        if run.config.get(stage, {}).get("staleness"):  # earlier steps sampled a part: it says nothing about this step
+            medians.pop("tokens_per_s", None)
     steps = [explained(row, usual[row["stage"]]) for row in run.steps]
     covered = sum(step.covered * step.seconds for step in steps) / (sum(step.seconds for step in steps) or 1.0)
     return {

@@ -83,8 +83,8 @@ def step_metrics(
 
     `learner_version` is that of the weights that the update starts from, `policy_version` that after the step.
     `kept_ids` are the rollout ids handed to the learner, `left_out_ids` those of them that it did not train on.
-    `seconds` has the wall times that the driver measured: `rollout_s`, `learn_s`, `publish_s`, `step_s`. `last_ended`
-    is the id of the rollout that the step waited for.
+    `seconds` has the wall times that the driver measured: `rollout_s`, in which the step waited for its rollouts,
+    `learn_s`, `publish_s`, `step_s`. `last_ended` is the id of the rollout that the step waited for.
     Raises `ValueError` when a kept id is not among the summaries.
     """
     kept, groups = set(kept_ids), _by_group(summaries)
@@ -129,7 +129,7 @@ def step_metrics(
         "policy_version": policy_version,
         "policy_version_min": min((summary.policy_version_min for summary in sampled), default=policy_version),
         "policy_version_max": max((summary.policy_version_max for summary in sampled), default=policy_version),
-        **token_ages(trained, learner_version),
+        **token_ages(trained, learner_version, staleness),
         **seconds,
         "other_s": max(0.0, seconds["step_s"] - sum(seconds[phase] for phase in PHASES)),
         **({} if update is None else update.metrics),
@@ -138,9 +138,11 @@ def step_metrics(
     return StepMetrics(stage=stage, step=step, values=values, details=details)
 
 
-def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> dict[str, float]:
-    """Age of the sampled tokens, as the number of updates by which their weights are behind the learner's: mean,
-    largest, and the share of each age. Empty without a token."""
+def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int, staleness: int = 0) -> dict[str, float]:
+    """Age of the sampled tokens: mean, largest, and the share of each age up to `staleness` or the largest.
+
+    The age is the number of training steps by which their weights are behind the learner's. Empty without a token.
+    """
     tokens: Counter[int] = Counter()
     for summary in summaries:
         for version, count in summary.version_tokens:
@@ -150,7 +152,8 @@ def token_ages(summaries: Sequence[TrajectorySummary], learner_version: int) -> 
     return {
         "token_age_mean": sum(age * count for age, count in tokens.items()) / total,
         "token_age_max": max(tokens),
-        **{f"token_age_frac/{age}": count / total for age, count in sorted(tokens.items())},
+        # an age without tokens too: Prometheus would otherwise keep its value of an earlier step
+        **{f"token_age_frac/{age}": tokens[age] / total for age in sorted({*range(staleness + 1), *tokens})},
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from rstar_ray.report.health_checks import CheckState, HealthCheck, health_checks, summary
 from rstar_ray.report.run_record import RunRecord
+from rstar_ray.report.slow import slow_data
 from rstar_ray.run_dir.metrics import longest_rollout
 from tests.rstar_ray.fabricate import summary as rollout
 
@@ -30,9 +31,9 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def run_of(*rows: dict[str, Any]) -> RunRecord:
+def run_of(*rows: dict[str, Any], **settings: Any) -> RunRecord:
     steps = [STEP | {"stage": "stage1", "step": n, "rl_step": n} | row for n, row in enumerate(rows, 1)]
-    return RunRecord(Path("/runs/r"), {"stage1": SETTINGS}, [], steps, (), [], [], [])
+    return RunRecord(Path("/runs/r"), {"stage1": SETTINGS | settings}, [], steps, (), [], [], [])
 
 
 def found(run: RunRecord) -> dict[str, HealthCheck]:
@@ -87,6 +88,43 @@ def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_know
     assert "KV cache" not in asked and asked["Entropy"].state is CheckState.UNKNOWN
     num_unknown = sum(one.state is CheckState.UNKNOWN for one in asked.values())
     assert f"; {num_unknown} have " in summary(list(asked.values()))
+
+
+def test_the_gap_of_tokens_of_older_weights_is_judged_by_the_effective_sample_size():
+    drifted = {"logprob_diff_mean": 2e-3, "token_age_max": 1, "ess_tokens": 0.9}
+    limited = {"staleness": 1, "algorithm": {"min_ess": 0.3}}
+    gap, nothing = "Log-prob gap, engine to learner", {"logprob_diff_mean": None, "ess_tokens": None}
+    asked = found(run_of({"token_age_max": 0}, drifted, nothing, **limited))[gap]
+    assert asked.state is CheckState.OK and "up to 1 step older; effective sample size at least 0.90" in asked.current
+    low = found(run_of(drifted, drifted | {"ess_tokens": 0.2}, drifted, **limited))[gap]
+    assert (low.state, low.rl_step) == (CheckState.WARN, 2)
+    assert found(run_of(drifted))[gap].state is CheckState.UNKNOWN  # a run before these settings
+    newest_alone = {"logprob_diff_mean": 2e-3, "token_age_max": 0, "ess_tokens": 0.9}
+    assert found(run_of(newest_alone, **limited))[gap].state is CheckState.BAD
+
+
+def test_waiting_rollouts_are_not_judged_where_they_may_be_of_later_steps():
+    idle = {"balancer/kv_util_mean": 0.2}
+    assert found(run_of(idle))["KV cache"].state is CheckState.WARN
+    assert found(run_of(idle, staleness=1))["KV cache"].state is CheckState.UNKNOWN
+    assert found(run_of({}, staleness=1))["KV cache"].state is CheckState.OK
+
+
+def test_memory_that_the_last_step_could_not_read_is_still_checked():
+    usual = {name: value for name, value in STEP.items() if name.startswith("memory_bytes/")}
+    more = {"memory_bytes/learner": 2 * usual["memory_bytes/learner"]}
+    run = run_of(*[{}] * 30, *[more] * 9, {})
+    for name in usual:
+        del run.steps[-1][name]
+    assert found(run)["Memory"].state is CheckState.BAD
+
+
+def test_the_speed_of_a_step_explains_it_only_where_all_its_tokens_were_sampled_in_it():
+    slow = {"step_s": 20.0, "generate_s": 16.0, "rollout_s": 17.5, "tokens_per_s": 400.0}
+    rows = [{"rollout_s": 7.5}] * 3
+    for staleness, named in ((0, True), (1, False)):
+        because = slow_data(run_of(*rows, slow, staleness=staleness))["because"][-1]
+        assert ("400 tokens/s, median 1,000" in because) is named
 
 
 def test_the_longest_rollout_of_a_step_is_the_one_with_most_own_seconds():

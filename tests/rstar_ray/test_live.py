@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from rstar_ray.report import live as live_page
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import html_report
 from rstar_ray.report.run_record import read_run
+from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
 from rstar_ray.run_dir.tail import GrowingRows
-from tests.rstar_ray.fabricate import run_directory
+from tests.rstar_ray.fabricate import run_directory, write_rows
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
@@ -46,6 +48,42 @@ def test_what_is_served_is_what_the_file_shows_and_grows_with_the_run(tmp_path: 
     append_row(path / "metrics.jsonl", last | {"step": 13})
     assert live.changed() and live.data()["x"][-1] == 13 and live.version == 2
     assert live.state().startswith("not running: Stage 1, step 13, ")
+
+
+def test_steps_may_have_different_labels(tmp_path: Path, logged: list[str]):
+    """The ages of trained tokens differ, the third step trained on nothing, and only the last one called a tool."""
+    path = run_directory(tmp_path / "run", stages={"stage1": 4})
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()][-4:]
+    labels = ({0: 1.0}, {1: 1.0}, {}, {0: 0.5, 1: 0.5})
+    for row, shares in zip(rows, labels, strict=True):
+        row |= {f"token_age_frac/{age}": share for age, share in shares.items()}
+        if shares:
+            row |= {"token_age_mean": sum(age * share for age, share in shares.items()), "token_age_max": max(shares)}
+    for name in ("loss", "entropy", "grad_norm", "logprob_diff_mean", "logprob_diff_max", "lr"):
+        del rows[2][name]
+    rows[3] |= {"tool_calls/python": 1.0, "tool_error_rate/python": 0.5}
+    write_rows(path / "metrics.jsonl", *rows)
+    served = LiveRun(path).data()
+    page = write_report(path).html_path.read_text()
+    assert not logged
+    for data in (served, json.loads(page.partition('id="data">')[2].partition("</script>")[0])):
+        named = {row[0]: row[1] for row in data["metrics_rows"]}
+        assert named["token_age_mean"] == "0.5" and named["tool_error_rate/python"] == "50.0 %"
+        assert len(data["slow"]["because"]) == 4
+
+
+def test_a_page_that_could_not_be_made_is_made_at_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError("Stale file handle")
+
+    live = LiveRun(run_directory(tmp_path / "run", stages={"stage1": 1}))
+    with monkeypatch.context() as failing:
+        failing.setattr(live_page, "page_data", fail)
+        with pytest.raises(OSError, match="Stale"):
+            live.data()
+    assert live.changed() and live.version == 0
+    live.data()
+    assert not live.changed() and live.version == 1
 
 
 def test_a_text_is_read_when_it_is_asked_for(tmp_path: Path):

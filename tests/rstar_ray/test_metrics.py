@@ -39,6 +39,16 @@ def test_the_ages_of_trained_tokens_are_counted_by_the_versions_that_sampled_the
     assert (row["token_age_frac/0"], row["token_age_frac/1"]) == (0.7, 0.3)
 
 
+def test_every_age_up_to_the_staleness_has_a_share():
+    """A gauge of Prometheus keeps its value of the step before where a step has none."""
+    older = [replace(summary("a", 0), version_tokens=((4, 30),))]
+    trained, not_trained = (metrics(summaries=older, learner_version=5, staleness=2, kept_ids=kept).values
+                            for kept in (["a/0"], []))  # fmt: skip
+    shares = {name: value for name, value in trained.items() if name.startswith("token_age_frac/")}
+    assert shares == {"token_age_frac/0": 0, "token_age_frac/1": 1, "token_age_frac/2": 0}
+    assert "token_age_frac/0" not in not_trained
+
+
 def test_a_step_counts_rollouts_groups_and_tokens():
     summaries = [
         summary("a", 0, calls=2, failed=1, sampled=100, response=150),

@@ -49,6 +49,15 @@ def test_the_page_has_every_metric_of_every_stage_by_its_reduction(run_path: Pat
     assert rows["frac_truncated"][1].endswith(" %") and "kl" not in rows
 
 
+def test_tokens_per_second_over_the_steps_is_their_throughput(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 2})
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()][-2:]
+    speeds = ({"tokens_generated": 8_000, "tokens_per_s": 800.0}, {"tokens_generated": 8_000, "tokens_per_s": 8_000.0})
+    write_rows(path / "metrics.jsonl", *(row | speed for row, speed in zip(rows, speeds, strict=True)))
+    (speed,) = [row[1] for row in page_data(read_run(path))["metrics_rows"] if row[0] == "tokens_per_s"]
+    assert speed == f"{16_000 / 11:,.0f}"
+
+
 def test_what_a_model_wrote_is_data_on_the_page_and_never_markup(run_path: Path):
     page = html_report(read_run(run_path))
     assert "<script>alert" not in page

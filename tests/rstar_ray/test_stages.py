@@ -912,6 +912,9 @@ async def test_rollouts_of_later_steps_run_ahead_within_the_bound(tmp_path: Path
     assert max(learner.ages) == staleness and learner.ages[0] == 0
     assert [row["step"] for row in read_rows(tmp_path / "ledger.jsonl")] == [*range(1, 9)]
     assert faults(tmp_path) == []
+    for row in read_rows(tmp_path / "metrics.jsonl"):
+        taken_s = row["step_s"] + row["inter_step_s"] if staleness else row["rollout_s"]
+        assert row["tokens_per_s"] == pytest.approx(row["tokens_generated"] / taken_s)
 
 
 async def test_rollouts_ahead_of_a_stages_early_end_are_abandoned_by_id(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 
 from actors.weights.buckets import WeightEntry, plan_buckets, size_of
 from actors.weights.model_parameters import linear_layers, parameter_shapes
-from recipes.plan import PlanConfig, of_scale, plan, report
+from recipes.plan import PlanConfig, of_scale, plan, report, staleness_line
 from rstar_ray.algorithm.state_bytes import rank_bytes
 from rstar_ray.config import CheckpointConfig, LearnerConfig
 from rstar_ray.errors import ConfigError
@@ -251,3 +251,15 @@ def test_on_separate_gpus_the_learners_time_is_filled_first():
 def test_a_staleness_that_gains_next_to_nothing_is_not_recommended():
     assert recommended({0: 100.0, 1: 98.0, 2: 97.5}) == 0
     assert recommended({0: 100.0, 1: 80.0, 2: 79.0}) == 1
+
+
+def test_the_reason_for_a_staleness_is_that_of_its_times():
+    awake, asleep = colocated(), plan(of_scale("gpu-8"))[1]
+    assert asleep.memory.sleeps and not awake.memory.sleeps
+    for placement, steps, reason in (
+        (awake, {0: 100.0, 1: 80.0, 2: 79.0}, "--staleness 1 is recommended (1.25 x faster)."),
+        (awake, {0: 100.0, 1: 98.0, 2: 97.5}, "--staleness 0 is recommended (nearly as fast as a larger one)."),
+        (asleep, {0: 611.0, 1: 732.0, 2: 710.0}, "--staleness 0 is recommended (no larger one is faster)."),
+        (asleep, {0: 611.0}, "(a larger one needs --engine.no-sleep, which does not fit)."),
+    ):
+        assert staleness_line(placement, steps).endswith(reason)
