@@ -4,7 +4,11 @@ python recipes/stage1.py --model STUDENT --algorithm.reference-model TEACHER --o
     --algorithm.loss distillation:reverse_kl --algorithm.resample none --algorithm.no-reject-equal-reward
 
 The loss is the policy gradient of the reverse KL divergence, KL(policy || teacher), as in MiniLLM (arXiv:2306.08543)
-and GKD (arXiv:2306.13649) with on-policy data. Each rank of the learner holds the teacher; rewards are only measured.
+and GKD (arXiv:2306.13649) with on-policy data. Rewards are only measured. The teacher must have the policy's tokenizer:
+a run with another one is refused.
+
+Each rank of the learner holds the whole teacher, and computes its log-probs of the same rows that it trains on. A
+teacher behind a separate engine is not built in.
 """
 
 import torch

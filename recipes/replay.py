@@ -12,7 +12,7 @@ that can be repeated are listed. Exit status: 0 repeated, 1 something differs, 2
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -47,17 +47,19 @@ class ReplayOptions:
     """without it the newest that has this step recorded"""
     export: Path | None = None
     """write the step's rows (token ids, mask, log-probs, advantages) to this safetensors file and do not repeat it"""
+    own_folder: str = ""
+    """folder of the run's own rules; without it as the run recorded it, relative to the current folder"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def act() -> int:
         asked = options_of(ReplayOptions, argv, description=__doc__)
-        return replay(asked.run.expanduser().absolute(), asked.stage, asked.step, asked.export)
+        return replay(asked.run.expanduser().absolute(), asked.stage, asked.step, asked.export, asked.own_folder)
 
     return status_of(act)
 
 
-def replay(run: Path, stage: str, step: int, export: Path | None = None) -> int:
+def replay(run: Path, stage: str, step: int, export: Path | None = None, own_folder: str = "") -> int:
     """Repeat or export a step, or list those that can be; the exit status."""
     steps = repeatable(run)
     if not step:
@@ -66,6 +68,8 @@ def replay(run: Path, stage: str, step: int, export: Path | None = None) -> int:
         return _list(run, [named for named in steps if stage in ("", named[0])], stage or "a stage")
     stage = stage or next((name for name, recorded in reversed(steps) if recorded == step), "stage1")
     recorded = recorded_step(run, stage, step)
+    if own_folder:
+        recorded = replace(recorded, config=replace(recorded.config, own_folder=own_folder))
     for line in changed_rules(RunDir(run), recorded.config):
         print(line, flush=True)
     if export is not None:

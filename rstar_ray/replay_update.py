@@ -5,8 +5,9 @@ log-probs, the settings, and the previous checkpoint. Nothing else is read, so a
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from rstar_ray.algorithm.advantage import mean_advantage
 from rstar_ray.algorithm.batch import rl_row
+from rstar_ray.algorithm.batch_plan import ABOVE_CONTEXT, NO_SAMPLED_TOKEN, dealt
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
@@ -43,11 +45,12 @@ ALIKE_BELOW = 1e-4
 class RecordedStep:
     """The recorded data of one step."""
 
-    config: RunConfig
+    config: RunConfig  # with the step's --staleness, which decides the loss
     step: int
     row: Mapping[str, Any]  # of metrics.jsonl
     handed_over: frozenset[str]  # ids of the rollouts sent to the learner
-    advantages: Mapping[str, float]  # of these, rounded; the mean over their tokens
+    left_out: Mapping[str, str]  # of these the rollouts that the learner did not train on, with the reason
+    advantages: Mapping[str, float]  # of the rollouts sent, where known; rounded, the mean over their tokens
     trajectories: list[Trajectory]
     before: Path | None  # the checkpoint that the update starts from; None: --model
 
@@ -88,14 +91,21 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
         there = ", ".join(name for name in configs if name != "sft") or "none"
         raise ConfigError("--stage", f"{run} has no RL stage {stage!r}", f"choose one that it has: {there}")
     config = config_of(run_dir, stage)
-    name = {"stage": stage, "step": step}
-    row = _row(run / LEDGER, name)
+    name, prefix = {"stage": stage, "step": step}, f"{stage}/{step}/"
+    row, metrics = _row(run / LEDGER, name), current_row(_row(run / "metrics.jsonl", name))
+    trained, left_out = row["ids"][RolloutStatus.TRAINED], row["ids"][RolloutStatus.LEFT_OUT]
+    config = _with_staleness(config, run_dir, metrics)
     return RecordedStep(
         config=config,
         step=step,
-        row=current_row(_row(run / "metrics.jsonl", name)),
-        handed_over=_handed_over(row, stage, step),
-        advantages={f"{stage}/{step}/{name}": value for name, value in row.get("advantages", {}).items()},
+        row=metrics,
+        handed_over=frozenset(prefix + rollout for rollout in (*trained, *left_out)),
+        left_out={prefix + rollout: row["reasons"].get(rollout, "") for rollout in left_out},
+        advantages={
+            prefix + rollout: value
+            for rollout, value in row.get("advantages", {}).items()
+            if value is not None  # earlier versions wrote null for a rollout without a sampled token
+        },
         trajectories=recorded_trajectories(run_dir.trajectories_path / f"{checkpoint_name(stage, step)}.jsonl"),
         before=_before(run_dir, config, step),
     )
@@ -134,6 +144,29 @@ def config_of(run_dir: RunDir, stage: str) -> RunConfig:
         raise ConfigError("RUN", problem, "replay with the version that wrote it") from other
 
 
+def _with_staleness(config: RunConfig, run_dir: RunDir, row: Mapping[str, Any]) -> RunConfig:
+    """The stage's settings with the --staleness of the step in this row of metrics.jsonl: a stage may resume with
+    another. Raises `ConfigError` where nothing on disk says which loss the step had.
+    """
+    staleness = row.get("staleness")
+    if staleness is None:  # a row of an earlier version
+        staleness = _staleness_of_launches(config, run_dir, row["step"])
+    sleep = config.engine.sleep and not staleness  # which --staleness excludes; the update does not depend on it
+    return with_values(config, {"staleness": staleness, "engine.sleep": sleep})
+
+
+def _staleness_of_launches(config: RunConfig, run_dir: RunDir, step: int) -> int:
+    """A staleness with the loss that all launches of the stage had."""
+    launches = run_dir.launches(config.stage)
+    used = sorted({row["importance_correction"] for row in launches if "importance_correction" in row})
+    if config.algorithm.correction != "auto" or used in ([], [config.correction]):
+        return config.staleness
+    if len(used) > 1:
+        problem = f"metrics.jsonl has no staleness, and launches of {config.stage} had corrections {', '.join(used)}"
+        raise ConfigError("--step", f"{problem}: the loss of step {step} is unknown", "replay a stage with one loss")
+    return int(used == ["sampler"])
+
+
 def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
     """What the learner is given, by the run's own draw and advantages.
 
@@ -167,13 +200,16 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
 
 
 def export_step(recorded: RecordedStep, path: Path) -> int:
-    """The step's training rows as tensors in a safetensors file, for other software; returns their number B.
+    """The rows handed to the step's learner as tensors in a safetensors file, for other software; returns their number
+    B.
 
     Padded on the right to the longest row, L tokens: `input_ids` [B, L] int64, `loss_mask` [B, L] bool (True where the
-    policy sampled), `rollout_logprobs` [B, L] float32 (of the token at the same place, by the engine), `advantages`
-    [B, L] float32, `lengths` [B] int64, `rewards` [B] float32, `groups` [B] int64 (the number of the row's prompt).
-    What is padded or not sampled is 0. The file's metadata has the settings of the algorithm and the rollout ids as
-    JSON. Raises as `rows_of`, and `ConfigError` for a path that cannot be written.
+    policy sampled), `rollout_logprobs` [B, L] float32 (of the token at the same place, by the engine; recorded to four
+    decimals), `advantages` [B, L] float32, `lengths` [B] int64, `rewards` [B] float32, `groups` [B] int64 (the number
+    of the row's prompt), `updates` [B] int64 (the row's update in the step, from 0; -1 for a row that was not trained
+    on). Token weights are normalised within each update.
+    What is padded or not sampled is 0. The file's metadata has the settings of the loss, with `updates_per_step`, and
+    the rollout ids as JSON. Raises as `rows_of`, and `ConfigError` for a path that cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -189,6 +225,7 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
         "lengths": np.array([len(row.token_ids) for row in tokens], np.int64),
         "rewards": np.array([recorded.trajectories[row.ref.index].summary.reward for row in rows], np.float32),
         "groups": np.unique([row.group_id for row in rows], return_inverse=True)[1].astype(np.int64),
+        "updates": np.array(_updates(rows, recorded), np.int64),
     }
     for place, row in enumerate(tokens):
         length = len(row.token_ids)
@@ -201,6 +238,7 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
         "algorithm": asdict(recorded.config.loss),
         "temperature": recorded.config.rollout.temperature,
         "max_context_tokens": recorded.config.engine.max_context_tokens,  # the length of normalisation `constant`
+        "updates_per_step": recorded.config.optimizer.updates_per_step,
     }
     names = json.dumps([row.rollout_id for row in rows])
     try:
@@ -208,6 +246,26 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
     except SafetensorError as failed:
         raise ConfigError("--export", str(failed), "name a file in an existing folder") from failed
     return len(rows)
+
+
+def _updates(rows: Sequence[TrainingRow], recorded: RecordedStep) -> list[int]:
+    """Each row's update in the step, from 0; -1 for a row that was excluded, or whose update was not applied."""
+    reasons = recorded.left_out
+    above = [reason for reason in reasons.values() if ABOVE_CONTEXT in reason]
+    longest = min((int(reason.rpartition(" ")[2]) for reason in above), default=inf)
+    refused = {name for name, reason in reasons.items() if reason != NO_SAMPLED_TOKEN and ABOVE_CONTEXT not in reason}
+    usable = [index for index, row in enumerate(rows) if row.num_sampled_tokens and row.num_tokens <= longest]
+    parts = dealt(
+        [rows[index].num_tokens for index in usable],
+        [rows[index].group_id for index in usable],
+        recorded.config.optimizer.updates_per_step,
+    )
+    found = [-1] * len(rows)
+    for number, part in enumerate(parts):
+        if not any(rows[usable[place]].rollout_id in refused for place in part):
+            for place in part:
+                found[usable[place]] = number
+    return found
 
 
 async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compared]:
@@ -240,11 +298,6 @@ def _row(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             return row
     labels = " ".join(f"{name} {value}" for name, value in wanted.items())
     raise ConfigError("--step", f"{path} has no row of {labels}", "choose a step that the run has completed")
-
-
-def _handed_over(row: Mapping[str, Any], stage: str, step: int) -> frozenset[str]:
-    ids: Collection[str] = [*row["ids"][RolloutStatus.TRAINED], *row["ids"][RolloutStatus.LEFT_OUT]]
-    return frozenset(f"{stage}/{step}/{rollout_id}" for rollout_id in ids)
 
 
 def _before(run_dir: RunDir, config: RunConfig, step: int) -> Path | None:

@@ -7,7 +7,6 @@ prompts, encoded once for all siblings; for sampled tokens it holds refs.
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.served_weights import read_weights
+from rstar_ray.run_dir.trajectory_log import ATTEMPT, ATTEMPT_NUMBER
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 from scheduler.expected_kv.learned import Learned
 from scheduler.records import RolloutLoad
@@ -42,9 +42,6 @@ R = TypeVar("R")
 _Submission = tuple[RolloutLoad, RolloutState]
 _Queue = asyncio.Queue[FinishedRollout | DroppedRollout | BaseException]
 
-ATTEMPT = "~"
-"""Separates a rollout's id from the number of its attempt; attempts are counted after `abandon`."""
-_ATTEMPT = re.compile(rf"{ATTEMPT}\d+$")
 NOBODY = ""
 """Name of no replica, which asks the balancer for rollouts that no replica holds."""
 SUBMIT_BATCH = 256
@@ -193,7 +190,7 @@ class RolloutClient:
         known = {row.version: row.checksum for row in read_weights(self._journal)} if self._several_versions else {}
         known = {version: checksum for version, checksum in known.items() if version < self._version}
         known[self._version] = self._checksum
-        return await asyncio.to_thread(journaled, self._journal, states, known, same=_ATTEMPT)
+        return await asyncio.to_thread(journaled, self._journal, states, known, same=ATTEMPT_NUMBER)
 
     def serves(self, version: int, checksum: int) -> None:
         """All workers serve these weights now; turns in the journal that they sampled are valid."""
@@ -201,6 +198,7 @@ class RolloutClient:
 
     async def abandon(self) -> None:
         """Drop all unfinished rollouts, so that `run` may request them again; late results of dropped ones have other
+        ids. Later rollouts run with the attempt in their ids; summaries and recorded trajectories have the requested
         ids.
         """
         given_up = [*self._waiting]

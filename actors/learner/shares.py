@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
-from rstar_ray.algorithm.batch_plan import balance, plan_ranks
+from rstar_ray.algorithm.batch_plan import ABOVE_CONTEXT, NO_SAMPLED_TOKEN, dealt, plan_ranks
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import LearnerConfig, RunConfig
@@ -38,33 +37,23 @@ def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[l
     left_out: list[LeftOut] = []
     for row in rows:
         if row.num_tokens > max_context_tokens:
-            reason = f"{row.num_tokens} tokens, above the model's context of {max_context_tokens}"
+            reason = f"{row.num_tokens} tokens, {ABOVE_CONTEXT} {max_context_tokens}"
             left_out.append(LeftOut(row.rollout_id, reason))
         elif row.num_sampled_tokens == 0:
-            left_out.append(LeftOut(row.rollout_id, "no sampled token"))
+            left_out.append(LeftOut(row.rollout_id, NO_SAMPLED_TOKEN))
         else:
             usable.append(row)
     return usable, tuple(left_out)
 
 
-def dealt(rows: Sequence[TrainingRow], num_updates: int) -> list[Sequence[TrainingRow]]:
-    """Split rows into at most `num_updates` updates of whole prompt groups, balanced by tokens.
-
-    Groups are not split: advantages sum to 0 only over a whole group, and `--algorithm.normalisation group` divides by
-    the tokens of a whole group. Within an update the rows keep their order.
-    """
-    groups: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        groups.setdefault(row.group_id, []).append(index)
-    members = list(groups.values())
-    tokens = [sum(rows[index].num_tokens for index in group) for group in members]
-    parts = balance(tokens, range(len(members)), min(num_updates, len(members)), attention_tokens=inf)
-    return [[rows[index] for index in sorted(i for group in part for i in members[group])] for part in parts]
+def _by_update(rows: Sequence[TrainingRow], num_updates: int) -> list[list[TrainingRow]]:
+    parts = dealt([row.num_tokens for row in rows], [row.group_id for row in rows], num_updates)
+    return [[rows[index] for index in part] for part in parts]
 
 
 def rows_refused(rows: Sequence[TrainingRow], num_updates: int, result: UpdateResult) -> tuple[LeftOut, ...]:
     """The rows whose update was not applied, although other updates of the same call were."""
-    updates = dealt(rows, num_updates)
+    updates = _by_update(rows, num_updates)
     return tuple(LeftOut(row.rollout_id, result.reason) for number in result.refused for row in updates[number])
 
 
@@ -76,7 +65,7 @@ def rl_shares(rows: Sequence[TrainingRow], config: RunConfig, *, attention_token
     """
     by_rank: list[RlWork] = [[] for _ in range(config.learner.ranks)]
     constant = config.engine.max_context_tokens  # the same for all stages
-    for part in dealt(rows, config.optimizer.updates_per_step):
+    for part in _by_update(rows, config.optimizer.updates_per_step):
         sampled: Counter[str] = Counter()  # by rollout: all rows of one rollout form one sample
         for row in part:
             sampled[row.rollout_id] += row.num_sampled_tokens

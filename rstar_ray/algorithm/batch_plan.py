@@ -1,4 +1,4 @@
-"""Assigns an update's rows to ranks, and cuts them into micro batches under a token budget.
+"""Assigns a step's rows to updates and ranks, and cuts them into micro batches under a token budget.
 
 The plan is computed once, as a pure function of the rows' lengths. Every rank gets the same number of micro
 batches, so that ranks meet in every collective.
@@ -6,10 +6,31 @@ batches, so that ranks meet in every collective.
 
 import heapq
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
 from rstar_ray.config import LearnerConfig
+
+NO_SAMPLED_TOKEN = "no sampled token"
+"""The reason for a row that is excluded before rows are assigned to updates."""
+ABOVE_CONTEXT = "above the model's context of"
+"""Part of the other such reason, before the context's number of tokens."""
+
+
+def dealt(tokens_R: Sequence[int], groups_R: Sequence[str], num_updates: int) -> list[list[int]]:
+    """Row indices of each update: at most `num_updates` updates of whole prompt groups, balanced by tokens.
+
+    Groups are not split: advantages sum to 0 only over a whole group, and `--algorithm.normalisation group` divides by
+    the tokens of a whole group. Within an update the rows keep their order.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, group in enumerate(groups_R):
+        groups.setdefault(group, []).append(index)
+    members = list(groups.values())
+    tokens = [sum(tokens_R[index] for index in group) for group in members]
+    parts = balance(tokens, range(len(members)), min(num_updates, len(members)), attention_tokens=inf)
+    return [sorted(index for group in part for index in members[group]) for part in parts]
 
 
 def row_work(length: int, attention_tokens: float) -> float:
@@ -73,7 +94,7 @@ def fill(lengths: Sequence[int], indices: Sequence[int], max_tokens: int) -> lis
     """
     count = max(1, -(-sum(lengths[i] for i in indices) // max_tokens))
     while True:
-        parts = [part for part in balance(lengths, indices, count, float("inf")) if part]
+        parts = [part for part in balance(lengths, indices, count, inf) if part]
         if all(len(part) == 1 or sum(lengths[i] for i in part) <= max_tokens for part in parts):
             return parts
         count += 1

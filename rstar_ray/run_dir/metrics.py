@@ -134,7 +134,7 @@ def step_metrics(
         "other_s": max(0.0, seconds["step_s"] - sum(seconds[phase] for phase in PHASES)),
         **({} if update is None else update.metrics),
     }
-    details = {"longest": longest_rollout(summaries), "last_ended": last_ended}
+    details = {"longest": longest_rollout(summaries), "last_ended": last_ended, "staleness": staleness}
     return StepMetrics(stage=stage, step=step, values=values, details=details)
 
 

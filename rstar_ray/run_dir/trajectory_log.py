@@ -1,5 +1,6 @@
 """Readable trajectories: one JSON object per line, with text and tokens."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -19,6 +20,10 @@ from rstar_ray.trajectory import Trajectory
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, including special tokens."""
 NOTHING_SEEN: Mapping[str, SeenTokens] = MappingProxyType({})
+ATTEMPT = "~"
+"""Separates the id of a running rollout from the number of its attempt; attempts are counted after `abandon`."""
+ATTEMPT_NUMBER = re.compile(rf"{ATTEMPT}\d+$")
+"""The end of such an id. A requested id ends in the number of the sibling or of the repeat."""
 _MOST_TOKENS_A_CHARACTER = 4
 """Bytes of a character in UTF-8."""
 
@@ -28,12 +33,13 @@ def readable(
 ) -> dict[str, Any]:
     """One trajectory with its text; `labels` (stage, step, ...) come first in the object.
 
-    `seen`: the learner's values for its tokens, if it was trained on.
+    `seen`: the learner's values for its tokens, if it was trained on. Its id is the requested one, as in the ledger,
+    without the number of the attempt.
     """
     summary, problem = trajectory.summary, trajectory.problem
     return {
         **labels,
-        "rollout_id": summary.rollout_id,
+        "rollout_id": ATTEMPT_NUMBER.sub("", summary.rollout_id),
         "group_id": summary.group_id,
         "problem_id": problem.id,
         "problem": problem.problem,

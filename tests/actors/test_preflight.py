@@ -1,5 +1,6 @@
 """What is message of nodes that something is wrong with; of fabricated ones, and in the last tests of this machine."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from tokenizers import Tokenizer, models
 
 from actors.cluster.gpu_environment import gpu_environment
 from actors.preflight import read_facts as read
@@ -317,6 +319,49 @@ def test_what_a_node_has_is_held_against_what_is_here(tmp_path: Path, option: st
     assert wrong_with(look_at_needed(needed), here) == "its content differs from the driver's"
     gone = replace(needed, path=tmp_path / "elsewhere")
     assert "elsewhere" in wrong_with(look_at_needed(gone), here)
+
+
+def model_folder(folder: Path, *, vocab_size: int, tokens: tuple[str, ...] = ()) -> Path:
+    """Without weights, and without a tokenizer unless it has tokens."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
+    if tokens:
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])).save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+def test_a_reference_model_with_another_vocabulary_is_refused(tmp_path: Path):
+    model = model_folder(tmp_path / "model", vocab_size=3, tokens=("a", "b", "c"))
+
+    def needed(reference: Path, policy: Path = model, **values: str) -> list[str]:
+        config = with_values(RunConfig(), {"algorithm.reference_model": str(reference), **values})
+        return [one.option for one in needed_paths(config, policy)]
+
+    padded = model_folder(tmp_path / "padded", vocab_size=64, tokens=("a", "b", "c"))
+    plain = model_folder(tmp_path / "plain", vocab_size=3)
+    longer = model_folder(tmp_path / "longer", vocab_size=4, tokens=("a", "b", "c", "d"))
+    for reference in (padded, plain, longer):
+        assert needed(reference) == ["--model", "--algorithm.reference-model"]
+    other = model_folder(tmp_path / "other", vocab_size=3, tokens=("a", "c", "b"))
+    shorter = model_folder(tmp_path / "shorter", vocab_size=2, tokens=("a", "b"))
+    large = model_folder(tmp_path / "large", vocab_size=9)
+    for reference, wrong in (
+        (other, "token 'b' is 2 there, 1 in --model; differing tokens: 2"),
+        (shorter, "token 'c' is absent there, 2 in --model; differing tokens: 1"),
+        (large, "vocab_size is 9 there, 3 in --model"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            needed(reference)
+        assert str(refused.value) == (
+            f"--algorithm.reference-model: {reference} has another vocabulary than {model} ({wrong}). Hint: "
+            "give a model with the tokenizer of --model"
+        )
+    later = tmp_path / "written-later"
+    assert needed(other, later)
+    with pytest.raises(ConfigError, match=r"\(vocab_size is 9 there, \d+ in --model\)"):
+        needed(large, later, scale="tiny")  # the run makes the tiny model
 
 
 def test_a_run_is_refused_where_nodes_lack_what_it_needs(tmp_path: Path):

@@ -21,7 +21,9 @@ from rstar_ray.agent.journal import TurnJournal, weights_of
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.served_weights import WeightsRecord
+from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
 from scheduler.records import Cancel, Grant
 from tests.fakes import CharChat, Local, adding_problems, registration, request
@@ -133,6 +135,24 @@ async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_coun
         assert balancer.submitted == [[name], [f"{name}~1"]]
         worker.deliveries.put_nowait(Batch(0, (summary(name), summary(f"{name}~1"))))
         assert await again == FinishedRollout(summary=summary(name), ref=TrajectoryRef("part 1", 0))
+
+
+async def test_trajectories_are_recorded_under_the_requested_ids_also_after_others_were_given_up(tmp_path: Path):
+    async with delivering() as (balancer, worker, client):
+        await client.abandon()
+        wanted = request(adding_problems(1)[0], rollout_id="stage2/1/0-add/0")
+        coming = asyncio.ensure_future(anext(client.run([wanted])))
+        await balancer.next_submission()
+        running = balancer.payloads[-1].request.rollout_id
+        assert running != wanted.rollout_id
+        sampled = replace(TRAJECTORY, summary=summary(running))  # as the worker names it
+        message, parts = without_tokens(Batch(0, (sampled,)))
+        worker.deliveries.put_nowait(message)
+        assert (await coming).rollout_id == wanted.rollout_id
+        seen = {running: fabricate.seen_tokens(sampled)}  # a learner's rank names it by the trajectory
+        write_trajectories(tmp_path / "step.jsonl", parts[0], CharChat().decode, seen=seen, stage="stage2", step=1)
+    (row,) = read_rows(tmp_path / "step.jsonl")
+    assert row["rollout_id"] == wanted.rollout_id and row["turns"][0]["entropies"]
 
 
 class CountingChat(CharChat):

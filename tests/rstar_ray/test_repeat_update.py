@@ -1,15 +1,18 @@
 """A recorded step's update, repeated: the rows that the learner is given are those it was given then."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from actors.learner.shares import rl_shares, rows_refused, usable_rows
 from recipes import replay
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import ConfigError
@@ -17,11 +20,14 @@ from rstar_ray.lines import NEW, line_sizes
 from rstar_ray.outcome import Outcome
 from rstar_ray.replay_update import RecordedStep, export_step, recorded_step, repeat_update, repeatable, rows_of
 from rstar_ray.rollouts import TrainingRow, TrajectoryRef
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.ledger import LEDGER
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.trajectory import Trajectory
+from rstar_ray.trajectory import Completion, Trajectory
 from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context
-from tests.rstar_ray.fabricate import trajectory
+from tests.rstar_ray.fabricate import trajectory, write_rows
 from tests.rstar_ray.test_stages import stage, train
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -34,6 +40,14 @@ OPTIONS = {
     "algorithm__keep": 4,
     "rollout__deadline_s": 60.0,
 }
+
+
+class Varied(SkilledPolicy):
+    """Each token of a completion has another log-prob."""
+
+    async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        said = await super().__call__(prompt_ids, **asked)
+        return replace(said, logprobs=[-0.01 * (place + 1) for place in range(len(said.token_ids))])
 
 
 @dataclass
@@ -52,6 +66,20 @@ class Telling(SkillLearner):
         return replace(result, metrics={**result.metrics, **figures})
 
 
+UPDATES = 3
+CONTEXT = 140  # tokens: some rows are longer
+
+
+@dataclass
+class Excluding(Telling):
+    """Excludes rows above its context, and does not apply the second update of a step."""
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        result = replace(await super().train_rl(rows, lr), reason="loss nan", refused=(1,))
+        usable, left_out = usable_rows(rows, CONTEXT)
+        return replace(result, left_out=(*left_out, *rows_refused(usable, UPDATES, result)))
+
+
 async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False) -> None:
     write_trajectories(path, [ref.batch[ref.index] for ref in refs], CharChat().decode, stage=stage, step=step)
 
@@ -62,9 +90,11 @@ async def run(tmp_path: Path) -> tuple[Path, Telling]:
     return await taken(tmp_path)
 
 
-async def taken(tmp_path: Path, **options: object) -> tuple[Path, Telling]:
-    policy = SkilledPolicy()
-    learner = Telling(policy)
+async def taken(
+    tmp_path: Path, learns: Callable[[SkilledPolicy], Telling] = Telling, /, **options: object
+) -> tuple[Path, Telling]:
+    policy = Varied()
+    learner = learns(policy)
     context = fake_context(policy, learner=learner, services={"record": record})
     await train(stage("stage1", steps=3, **OPTIONS, **options), tmp_path / "run", context)
     return tmp_path / "run", learner
@@ -128,11 +158,57 @@ def test_an_exported_step_has_the_tokens_and_advantages_that_the_learner_was_giv
         assert step["advantages"][place][mask] == pytest.approx(advantage)
         assert (step["rollout_logprobs"][place][~mask] == 0).all()
     recorded = {one.summary.rollout_id: one for one in recorded_step(path, "stage1", 2).trajectories}
-    for name, ids, length in zip(names, step["input_ids"], step["lengths"], strict=True):
-        assert ids[:length].tolist() == [*recorded[name].prompt_ids, *recorded[name].response_ids][:length]
+    for place, (name, length) in enumerate(zip(names, step["lengths"], strict=True)):
+        one = recorded[name]
+        assert step["input_ids"][place][:length].tolist() == [*one.prompt_ids, *one.response_ids][:length]
+        logprobs = [*np.zeros(len(one.prompt_ids), np.float32), *one.rollout_logprobs][:length]
+        assert step["rollout_logprobs"][place][:length].tolist() == logprobs and len(set(logprobs)) > 9
     assert replay.main([str(path), "--export", str(file)]) == 2
     assert replay.main([str(path), "--step", "2", "--export", str(tmp_path / "absent" / "step")]) == 2
     assert "--export: " in capsys.readouterr().err
+
+
+async def test_an_exported_row_has_its_update_or_none_where_it_was_not_trained_on(tmp_path: Path):
+    path, learner = await taken(tmp_path, Excluding, optimizer__updates_per_step=UPDATES)
+    recorded = recorded_step(path, "stage1", 2)
+    export_step(recorded, tmp_path / "step")
+    with safe_open(tmp_path / "step", "np") as opened:
+        names, settings = (json.loads(opened.metadata()[name]) for name in ("rollout_ids", "settings"))
+    usable, too_long = usable_rows(learner.batches[1], CONTEXT)
+    (of_rank,) = rl_shares(usable, recorded.config, attention_tokens=inf)
+    updates = {share.row.rollout_id: number for number in (0, 2) for batch in of_rank[number] for share in batch}
+    assert len(of_rank) == UPDATES == settings["updates_per_step"] and of_rank[1] and too_long
+    assert load_file(tmp_path / "step")["updates"].tolist() == [updates.get(name, -1) for name in names]
+
+
+def test_the_loss_is_that_of_the_steps_staleness_which_may_have_changed_since_the_stage_began(
+    run: tuple[Path, Telling],
+):
+    path, _ = run
+    metrics = path / "metrics.jsonl"
+    rows = [{name: value for name, value in row.items() if name != "staleness"} for row in read_rows(metrics)]
+    write_rows(metrics, *({**row, "staleness": int(row["step"] > 2)} for row in rows))
+    two, three = (recorded_step(path, "stage1", step).config for step in (2, 3))
+    assert (two.staleness, two.loss.correction, two.loss.dual_clip) == (0, "token", 0)
+    assert (three.staleness, three.loss.correction, three.loss.dual_clip) == (1, "sampler", 3)
+
+    write_rows(metrics, *rows)  # of an earlier version
+    assert recorded_step(path, "stage1", 3).config == two
+    RunDir(path).log_launch(stage="stage1", importance_correction="sampler")
+    assert recorded_step(path, "stage1", 3).config == three
+    RunDir(path).log_launch(stage="stage1", importance_correction="token")
+    with pytest.raises(ConfigError, match=r"had corrections sampler, token: the loss of step 3 is unknown"):
+        recorded_step(path, "stage1", 3)
+
+
+def test_an_advantage_that_was_recorded_as_null_is_unknown(run: tuple[Path, Telling]):
+    path, _ = run
+    ledger = read_rows(path / LEDGER)
+    ledger[1]["advantages"][min(ledger[1]["advantages"])] = None
+    write_rows(path / LEDGER, *ledger)
+    recorded = recorded_step(path, "stage1", 2)
+    assert len(recorded.advantages) == len(recorded.handed_over) - 1
+    assert {row.rollout_id for row in rows_of(recorded)} == recorded.handed_over
 
 
 READS_OUTCOMES = """
@@ -173,6 +249,7 @@ def test_each_line_of_an_agents_rollout_is_exported_as_its_own_row(tmp_path: Pat
         step=1,
         row={},
         handed_over=frozenset(names),
+        left_out={names[0]: "no sampled token"},  # the reason of another line
         advantages=dict(zip(names, (-1.0, 1.0), strict=True)),
         trajectories=trajectories,
         before=None,
@@ -180,4 +257,8 @@ def test_each_line_of_an_agents_rollout_is_exported_as_its_own_row(tmp_path: Pat
     assert export_step(recorded, tmp_path / "step") == 4
     step = load_file(tmp_path / "step")
     sampled = ["".join(map(chr, ids[mask])) for ids, mask in zip(step["input_ids"], step["loss_mask"], strict=True)]
-    assert sampled == ["ab", "def"] * 2
+    assert sampled == ["ab", "def"] * 2 and step["updates"].tolist() == [0] * 4
+    lengths = step["lengths"].tolist()
+    above = f"{max(lengths)} tokens, above the model's context of {max(lengths) - 1}"
+    export_step(replace(recorded, left_out=dict.fromkeys(names, above)), tmp_path / "step")
+    assert load_file(tmp_path / "step")["updates"].tolist() == [-(length == max(lengths)) for length in lengths]
