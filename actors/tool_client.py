@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
 import zlib
@@ -81,6 +82,8 @@ class Tools:
         self.caller = caller
         self.environment = environment
         self._tasks: set[asyncio.Task[None]] = set()
+        start = zlib.crc32(caller.encode())  # callers start at different hosts
+        self._next_host = {entry: itertools.count(start) for entry in hosts}  # for calls without state
 
     def open(self, state: RolloutState) -> "RolloutTools":
         """The tools of one rollout, from its current state: the states it has belong to this player from now on."""
@@ -91,11 +94,15 @@ class Tools:
         return tools
 
     async def ask(self, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer:
-        """One call at a host. Raises `ToolError` where our side failed on every try, or `ToolStateLost`."""
+        """One call at a host: calls of a rollout with state stay at one host, others take the hosts in turn.
+
+        Raises `ToolError` where our side failed on every try, or `ToolStateLost`.
+        """
         hosts = self.hosts[entry]
+        first = zlib.crc32(call.rollout_id.encode()) if call.rollout_id else next(self._next_host[entry])
         reason, gone, silences = "", False, 0
         for tried in range(MAX_TRIES):
-            host = hosts[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(hosts)]
+            host = hosts[(first if call.rollout_id else first + tried) % len(hosts)]
             if gone:  # possibly this call
                 await self._wait_for(host, entry)
             try:

@@ -162,6 +162,7 @@ class GenerationActor(ServiceActor):
     ) -> None:
         """Write the trajectories at these positions of the refs' lists (refs are in lists, as in `pull`).
 
+        A thread writes, because decoding a large step takes minutes and probes must be answered meanwhile.
         `seen`: refs, also in lists, of the learner ranks' values for tokens; those of a lost rank are missing.
         """
         lists = await self._fetch(refs, "trajectories to record")
@@ -170,7 +171,8 @@ class GenerationActor(ServiceActor):
         with best_effort(f"the learner's values in {path.name}"):
             for of_rank in await self._fetch(seen, "the learner's values of their tokens"):
                 by_id |= of_rank
-        write_trajectories(path, chosen, self._chat.decode, seen=by_id, stage=stage, step=step)
+        decode = self._chat.decode
+        await asyncio.to_thread(write_trajectories, path, chosen, decode, seen=by_id, stage=stage, step=step)
 
     async def load(self) -> ReplicaLoad:
         return self._worker.load()

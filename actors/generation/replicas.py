@@ -70,7 +70,8 @@ class Replicas:
         """`silent_s`: how long a called actor may be silent before the watchdog restarts it. `node_away_s`: how long
         all replicas may be without a node. `weights_deadline_s`: limit for loading new weights. `journal`: folder of
         sampled turns. `several_versions`: see `RolloutClient`. `store_again`: puts the learner's weights into the
-        object store, for a replica that missed a version. `turn`: context in which an engine starts."""
+        object store, for a replica that missed a version. `turn`: context in which an engine starts, and loads weights
+        after its start."""
         self._turn = turn
         self._node_away_s = node_away_s
         self._meter = meter
@@ -244,8 +245,10 @@ class Replicas:
         ]
 
     async def sleep(self) -> None:
-        """Make every engine free its GPU memory for the learner, until the next weights arrive."""
-        await asyncio.gather(*(self._sleep_unless_lost(replica) for replica in self.there.values()))
+        """Make every engine free its GPU memory for the learner, until the next weights arrive; also the engines of
+        replicas that return and have not loaded weights yet."""
+        up = [replica for replica in self.workers.values() if replica.state is not State.LOST]
+        await asyncio.gather(*(self._sleep_unless_lost(replica) for replica in up))
 
     async def _sleep_unless_lost(self, replica: Replica) -> None:
         """Restart a replica that does not sleep, because an update would not fit into the memory that it leaves."""
@@ -322,7 +325,8 @@ class Replicas:
         while self._published is not None and pulled is not self._published:
             pulled = self._published
             try:
-                await self._pull(replica, pulled)
+                async with self._turn():  # a load wakes a sleeping engine, so no update may run beside it
+                    await self._pull(replica, pulled)
             except LearnerError:
                 newer, reason = self._published_after(pulled), "weights after its restart"
                 await within(newer, replica.start_deadline_s, waiter=replica.name, owner="learner", reason=reason)

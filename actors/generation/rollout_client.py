@@ -139,7 +139,7 @@ class RolloutClient:
         fitting |= {name: (rollout_load(state), state) for name, state in kept.items()}
         self._waiting |= fitting
         self._queue_of |= dict.fromkeys(fitting, queue)
-        await self._submit(list(fitting.values()))
+        await self._submit([*fitting])
         for _ in range(len(fitting)):
             done = await queue.get()
             if isinstance(done, BaseException):
@@ -242,7 +242,7 @@ class RolloutClient:
         if missing and self._journal is not None:
             unheld = await self._ask(lambda b: b.held_by_lost(NOBODY, missing), "which rollouts no replica holds")
             await self._read_again(unheld)
-        await self._submit([self._waiting[name] for name in missing if name in self._waiting])
+        await self._submit(missing)
 
     async def close(self) -> None:
         tasks = [*self._readers.values(), *([self._restoring] if self._restoring else [])]
@@ -299,10 +299,17 @@ class RolloutClient:
             return known
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    async def _submit(self, submissions: Sequence[_Submission]) -> None:
-        for first in range(0, len(submissions), SUBMIT_BATCH):
-            items = submissions[first : first + SUBMIT_BATCH]
+    async def _submit(self, names: Sequence[str]) -> None:
+        """Submit these rollouts, except those that ended or were abandoned before their batch; cancel those that
+        did so while it was under way, because `abandon` may have cancelled them before the balancer received them."""
+        for first in range(0, len(names), SUBMIT_BATCH):
+            batch = [name for name in names[first : first + SUBMIT_BATCH] if name in self._waiting]
+            if not batch:
+                continue
+            items = [self._waiting[name] for name in batch]
             await self._ask(lambda b, items=items: b.submit(items), f"submitting {len(items)} rollouts")
+            if ended := [name for name in batch if name not in self._waiting]:
+                await self._ask(lambda b, ended=ended: b.cancel(ended), "rollouts that nothing waits for")
 
     async def _ask(self, ask: Callable[[BalancerService], Awaitable[R]], reason: str) -> R:
         """The balancer's answer; the call is repeated while it restarts."""

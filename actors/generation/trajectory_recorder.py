@@ -18,6 +18,8 @@ from rstar_ray.rollouts import TrajectoryRef
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 120.0
+DEADLINE_PER_TRAJECTORY_S = 0.5
+"""Added to the deadline for each trajectory. Long ones (16K tokens) take a tenth of this on an idle CPU core."""
 
 
 async def record_trajectories(
@@ -29,7 +31,7 @@ async def record_trajectories(
     stage: str,
     step: int,
 ) -> None:
-    """Make the first available worker write these trajectories.
+    """Make the first available worker write these trajectories; the next one tries if the worker dies.
 
     `seen`: refs of the learner ranks' values for tokens (`Learner.seen_tokens`).
     """
@@ -39,11 +41,14 @@ async def record_trajectories(
         try:
             await worker.call(
                 lambda w: w.record(lists, indices, path, stage, step, boxed),
-                deadline_s=DEADLINE_S,
+                deadline_s=DEADLINE_S + len(refs) * DEADLINE_PER_TRAJECTORY_S,
                 reason=f"recording {len(refs)} trajectories",
             )
             return
-        except (RayActorError, DeadlineExceeded) as gone:
+        except DeadlineExceeded as late:  # the worker may still be writing, and another would take as long
+            log.warning(f"{path.name} was not written in time: {_first_line(late)}")
+            return
+        except RayActorError as gone:
             log.warning(f"{path.name}: {name} could not record it ({_first_line(gone)})")
         except Exception as failed:  # an error of the write, which another worker would get too
             log.warning(f"{path.name} was not written: {_first_line(failed)}")

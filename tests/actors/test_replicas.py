@@ -14,6 +14,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedErro
 
 from actors import remote
 from actors.balancer_service import Known
+from actors.cluster.gpu_lock import GpuTurns
 from actors.generation import replicas, rollout_client, weight_swap
 from actors.generation.engine import EngineFacts
 from actors.generation.outbox import NUM_PARTS, Ended
@@ -512,6 +513,27 @@ async def test_engines_sleep_for_an_update_and_one_that_cannot_is_started_again(
     assert run.first.calls == ["start", "serve", 1, "sleeps"]
     assert run.second.calls == ["start", "serve", 1, "killed", "start", 1, "serve"]
     assert any("generation/1 did not sleep: " in line and "MemoryError" in line for line in run.shown)
+
+
+async def test_an_engine_that_returns_before_an_update_sleeps_and_loads_weights_after_it(run: Run):
+    turns = GpuTurns(start_deadline_s=60, step_deadline_s=60)
+    run.replicas._turn = turns.engine
+    await run.replicas.publish(FIRST)
+    run.second.hold.clear()
+    run.second.kill()
+    await run.balancer.hears("generation/1")
+    async with asyncio.timeout(60):
+        while run.replicas.workers["generation/1"].state is not State.RETURNING:
+            await asyncio.sleep(0.01)
+    asyncio.get_running_loop().call_later(0.05, run.second.hold.set)
+    async with turns.learner():
+        await run.replicas.sleep()
+        await asyncio.sleep(0.1)
+        assert run.first.calls == ["start", "serve", 1, "sleeps"]
+        during = list(run.second.calls)
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.calls == [*during, 1, "serve"]
+    assert during == ["start", "serve", 1, "start", "sleeps"]
 
 
 class Ranks:

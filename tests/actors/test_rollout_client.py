@@ -458,3 +458,48 @@ async def test_a_resumed_run_keeps_turns_of_all_versions_on_record_up_to_the_one
         client = client_of(ForgetfulBalancer(), journal=tmp_path, several_versions=several)
         client.serves(version, checksums[version])
         assert sorted(await client._journaled(starts)) == [requests[index].rollout_id for index in kept]
+
+
+class SlowBalancer(ForgetfulBalancer):
+    """Receives a submission late: `abandon` may cancel its rollouts first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_for = asyncio.Event()
+        self.receives = asyncio.Event()
+        self.runs: set[str] = set()
+
+    async def submit(self, items: list[tuple[Any, Any]]) -> None:
+        self.asked_for.set()
+        await self.receives.wait()
+        await super().submit(items)
+        self.runs |= {load.rollout_id for load, _ in items}
+
+    async def cancel(self, rollout_ids: list[str]) -> None:
+        await super().cancel(rollout_ids)
+        self.runs -= set(rollout_ids)
+
+
+async def test_rollouts_that_are_given_up_during_a_resubmission_do_not_stay_in_the_balancer(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(rollout_client, "SUBMIT_BATCH", 2)
+    balancer = SlowBalancer()
+    balancer.receives.set()
+    client = client_of(balancer)
+    wanted = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(5))]
+    run = asyncio.ensure_future(anext(client.run(wanted)))
+    while len(balancer.runs) < len(wanted):
+        await balancer.next_submission()
+    balancer.runs.clear()  # the balancer restarts without state
+    balancer.submitted.clear()
+    balancer.asked_for.clear()
+    balancer.receives.clear()
+    again = asyncio.ensure_future(client.resubmit())
+    await asyncio.wait_for(balancer.asked_for.wait(), 60)
+    run.cancel()
+    await client.abandon()
+    balancer.receives.set()
+    await again
+    assert balancer.runs == set() and balancer.submitted == [["r0", "r1"]]
+    await client.close()

@@ -301,3 +301,30 @@ async def test_a_problem_is_played_in_the_environment_that_it_names():
     named = replace(began.request, problem=replace(began.request.problem, environment="mine:Other"))
     texts = [(await tools.open(one).converse("hello"))[0].text for one in (began, replace(began, request=named))]
     assert texts == ["turn 1", "other: hello"]
+
+
+def spread(tool: Tool, num_hosts: int) -> tuple[Tools, list[FakeHost]]:
+    """One tool at several hosts."""
+    hosts, entry = [FakeHost(lambda: ToolHost(tool)) for _ in range(num_hosts)], f"mine:{tool.name}"
+    remotes = [Remote[ToolHostActor](host, f"tools/{number}") for number, host in enumerate(hosts)]
+    return Tools([spec_of(tool, entry)], Sandbox(), {entry: remotes}, caller="generation/0"), hosts
+
+
+async def test_calls_without_state_use_all_hosts_and_calls_of_a_state_one():
+    tools, hosts = spread(SHOUT, 3)
+    for _ in range(6):
+        await shouted(tools)
+    assert [host.asked for host in hosts] == [2, 2, 2]
+    tools, hosts = spread(KEPT, 3)
+    one = tools.open(start())
+    texts = [(await one.execute(ToolCall(tool="kept", arguments={"text": word}))).text for word in "abc"]
+    assert texts == ["a", "a b", "a b c"] and sorted(host.asked for host in hosts) == [0, 0, 3]
+
+
+async def test_a_call_without_state_that_fails_is_made_at_the_other_hosts():
+    tools, hosts = spread(SHOUT, 3)
+    for host in hosts:
+        host.deaths = 1
+    with pytest.raises(ToolError, match="shout: failed 3 times"):
+        await shouted(tools)
+    assert [host.asked for host in hosts] == [1, 1, 1]

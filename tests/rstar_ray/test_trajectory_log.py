@@ -1,3 +1,5 @@
+import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +63,24 @@ def test_any_text_survives_a_line_of_json(tmp_path: Path, text: str):
     path = tmp_path / "log.jsonl"
     write_trajectories(path, [trajectory(PROBLEM, [(text, "", None)], reward=0.0)], decode)
     assert read_rows(path)[0]["turns"][0]["completion"] == text
+
+
+def test_the_text_of_a_large_step_is_never_in_memory_as_a_whole(tmp_path: Path):
+    path = tmp_path / "step.jsonl"
+    tracemalloc.start()
+    write_trajectories(path, [RECOVERED] * 200, decode)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < path.stat().st_size / 2
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_and_no_part_of_the_new_one(tmp_path: Path):
+    path = tmp_path / "step.jsonl"
+    write_trajectories(path, [RECOVERED], decode, step=1)
+
+    def refuses(token_ids: Sequence[int]) -> str:
+        raise ValueError("unknown token")
+
+    with pytest.raises(ValueError, match="unknown token"):
+        write_trajectories(path, [RECOVERED], refuses, step=2)
+    assert [row["step"] for row in read_rows(path)] == [1] and list(tmp_path.iterdir()) == [path]
