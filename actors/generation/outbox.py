@@ -24,16 +24,23 @@ Ended = TrajectorySummary | DroppedRollout
 
 
 def rollout_load(state: RolloutState) -> RolloutLoad:
-    """A rollout's load for the scheduler."""
-    request, prompt = state.request, len(state.prompt_ids)
+    """A rollout's load for the scheduler.
+
+    The budgets are those that the rollout was admitted with. An agent may exceed them: with a prompt shorter than the
+    problem's, or with several lines, of which the engine holds one at a time. So the lengths stop at the budgets.
+    """
+    first = state.admitted or state
+    request, prompt = first.request, len(first.prompt_ids)
+    most = max(1, min(request.limits.max_response_tokens, request.limits.max_context_tokens - prompt))
+    num_tokens = len(state.prompt_ids) + len(state.response_ids)
     return RolloutLoad(
         rollout_id=request.rollout_id,
         group_id=request.group_id,
         prompt_tokens=prompt,
-        max_response_tokens=max(1, min(request.limits.max_response_tokens, request.limits.max_context_tokens - prompt)),
+        max_response_tokens=most,
         max_turns=request.limits.max_turns,
-        context_tokens=prompt + len(state.response_ids),
-        generated_tokens=sum(turn.num_tokens for turn in state.turns),
+        context_tokens=min(max(num_tokens, prompt), prompt + most),
+        generated_tokens=min(sum(turn.num_tokens for turn in state.turns), most),
         turn=len(state.turns),
         draw=request.draw,
     )

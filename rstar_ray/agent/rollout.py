@@ -85,6 +85,7 @@ class RolloutState:
     reward: float | None = None  # from an environment
     restarts: int = 0
     placements: tuple[Placement, ...] = ()  # as of the last report to the balancer
+    admitted: "RolloutState | None" = None  # the start, if the first request of an agent replaced its prompt
 
     @classmethod
     def start(cls, request: RolloutRequest, prompt_ids: list[int]) -> "RolloutState":
@@ -100,8 +101,9 @@ class RolloutState:
         )
 
     def restarted(self) -> "RolloutState":
-        """The same rollout from its prompt, after the loss of a tool's state."""
-        afresh = RolloutState.start(self.request, self.prompt_ids)
+        """The same rollout from the prompt that it was admitted with, after the loss of a tool's state."""
+        first = self.admitted or self
+        afresh = RolloutState.start(first.request, first.prompt_ids)
         return replace(afresh, restarts=self.restarts + 1, placements=self.placements)
 
     def with_prompt(self, prompt_ids: list[int]) -> "RolloutState":
@@ -110,7 +112,7 @@ class RolloutState:
         """
         limits, more = self.request.limits, len(prompt_ids) - len(self.prompt_ids)
         limits = replace(limits, max_response_tokens=limits.max_response_tokens - more)
-        return replace(self, prompt_ids=prompt_ids, request=replace(self.request, limits=limits))
+        return replace(self, prompt_ids=prompt_ids, request=replace(self.request, limits=limits), admitted=self)
 
     @property
     def room_tokens(self) -> int:

@@ -9,7 +9,8 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import chain, repeat
@@ -48,6 +49,7 @@ class SampledTurn:
     context_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
+    invalid_known: bool  # the rollout has the results of its calls that could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +261,8 @@ class AgentSession:
             self._asked = None
             self._num_turns += 1
             self._results = []
-            self._finish(asked.pending, asked.place, call.last, call.num_turns - 1, replayed=False)
+            with self._refusing(asked.pending):
+                self._finish(asked.pending, asked.place, call.last, call.num_turns - 1)
 
     def _advance(self) -> None:
         """Prepare the next request for the worker; recorded turns are answered from the record."""
@@ -268,32 +271,33 @@ class AgentSession:
             if not pending.clients:  # the client has disconnected
                 self._refuse(pending, BadRequest("its client has disconnected"))
                 continue
-            try:
-                place = self._lines.place(pending.request)
-            except ValueError as refused:
-                bad = refused if isinstance(refused, BadRequest) else BadRequest(str(refused))
-                self._refuse(pending, bad)
-                continue
-            continues = NEW if place.parent == NEW else self._turn_of[place.parent]
-            results = self._results_in(pending.request, continues)
-            recorded = self._recorded(continues, place)
-            if recorded is not None:
-                self._finish(pending, place, self._record.pop(recorded), recorded, replayed=True)
-                continue
-            self._asked = _Asked(
-                pending,
-                place,
-                request=AgentRequest(
-                    number=pending.number,
-                    continues=continues,
-                    context_ids=place.context_ids,
-                    why_new=place.why_new,
-                    after_tools=pending.request.messages[-1]["role"] == "tool",
-                    max_tokens=pending.request.max_tokens,
-                    stop=pending.request.stop,
-                    results=(*self._results, *results),
-                ),
-            )
+            with self._refusing(pending):
+                try:
+                    place = self._lines.place(pending.request)
+                except ValueError as refused:
+                    bad = refused if isinstance(refused, BadRequest) else BadRequest(str(refused))
+                    self._refuse(pending, bad)
+                    continue
+                continues = NEW if place.parent == NEW else self._turn_of[place.parent]
+                results = self._results_in(pending.request, continues)
+                recorded = self._recorded(continues, place)
+                if recorded is not None:
+                    self._finish(pending, place, self._record.pop(recorded), recorded)
+                    continue
+                self._asked = _Asked(
+                    pending,
+                    place,
+                    request=AgentRequest(
+                        number=pending.number,
+                        continues=continues,
+                        context_ids=place.context_ids,
+                        why_new=place.why_new,
+                        after_tools=pending.request.messages[-1]["role"] == "tool",
+                        max_tokens=pending.request.max_tokens,
+                        stop=pending.request.stop,
+                        results=(*self._results, *results),
+                    ),
+                )
 
     def _recorded(self, continues: int, place: Place) -> int | None:
         """The recorded turn that matches this request."""
@@ -335,7 +339,7 @@ class AgentSession:
         tools = chain((name if name in offered else "" for name in called), repeat(""))  # results follow the calls
         return [(caller, replace(result, tool=tool)) for result, tool in zip(results, tools, strict=False)]
 
-    def _finish(self, pending: Pending, place: Place, turn: SampledTurn, number: int, *, replayed: bool) -> None:
+    def _finish(self, pending: Pending, place: Place, turn: SampledTurn, number: int) -> None:
         request, chat = pending.request, self.chat
         tools = request.tools if request.reads_calls else ()
         reader = AnswerReader(chat, place.prompt_ids, tools=tools, parallel=request.parallel, stop=request.stop)
@@ -351,7 +355,7 @@ class AgentSession:
         self._turn_of.append(number)
         if answer.unreadable:
             self._unreadable.add(number)
-        if not replayed:
+        if not turn.invalid_known:
             invalid = [ToolResult(outcome=Outcome.INVALID, text=error) for error in answer.unreadable]
             self._results += [(number, result) for result in invalid]
         self._latest = AgentEnd(cut=cut, called=bool(answer.calls or answer.unreadable))
@@ -366,6 +370,15 @@ class AgentSession:
         self._busy_since_s = time.monotonic()
         if not pending.answer.done():
             pending.answer.set_result(finished)
+
+    @contextmanager
+    def _refusing(self, pending: Pending) -> Generator[None, None, None]:
+        """Refuse a request whose processing raises, because the rollout is dropped and its client may block."""
+        try:
+            yield
+        except BaseException:
+            self._refuse(pending, BadRequest("this rollout has ended", code="rollout_ended"))
+            raise
 
     def _refuse(self, pending: Pending, refused: BadRequest) -> None:
         if self._undelivered.get(pending.request.digest) is pending:
@@ -386,6 +399,7 @@ def sampled_turns(state: RolloutState, first: int = 0) -> tuple[SampledTurn, ...
             context_ids=state.response_ids[begin:sampled] if number else state.prompt_ids,
             token_ids=state.response_ids[sampled:end],
             logprobs=state.logprobs[sampled:end],
+            invalid_known=any(result.outcome is Outcome.INVALID for result in state.turns[number].tool_results),
         )
         for number, (parent, (begin, sampled, end)) in enumerate(
             zip(parents_of(state.turns), spans_of(state.turns, state.loss_mask), strict=True)

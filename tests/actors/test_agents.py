@@ -21,7 +21,7 @@ import pytest
 from actors.agents.agent_client import Agents
 from actors.agents.agent_host import AgentHost
 from actors.balancer_service import BalancerService
-from actors.generation.outbox import rollout_load
+from actors.generation.outbox import Outbox, rollout_load
 from rstar_ray.agent.agent_rollout import run_agent_rollout
 from rstar_ray.agent.endpoint import Endpoint
 from rstar_ray.agent.journal import TurnJournal, journaled
@@ -37,8 +37,9 @@ from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.loader import check_function
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, Trajectory, TrajectorySummary
+from scheduler.balancer import Balancer
 from tests.actors.test_generation_worker import FakeEngine, collect, serving
-from tests.fakes import AddingSandbox, Local, adding_problems, answer, call, drained, request, same_text
+from tests.fakes import AddingSandbox, Local, adding_problems, answer, call, drained, registration, request, same_text
 from tests.rstar_ray.test_token_lines import CHATS
 
 FAMILY = CHATS["qwen3"]
@@ -256,6 +257,43 @@ async def test_a_function_of_failed_results_that_raises_is_named():
             await played(host, start(), Policy(call("1+2"), answer("3")))
 
 
+@pytest.mark.parametrize("cause", ["a function that raises", "an empty completion"])
+async def test_a_request_whose_processing_raises_is_refused_so_that_no_client_blocks(cause: str):
+    refused: list[int] = []
+    tools: Any = [PYTHON_TOOL.as_schema()]
+
+    def solve(problem: Problem, endpoint: Endpoint) -> None:
+        messages: list[Any] = [{"role": "user", "content": problem.problem}]
+        options: Any = {"timeout": 10.0, "max_retries": 0}
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, **options) as policy:
+            try:
+                reply = policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+                said = reply.choices[0].message
+                assert said.tool_calls
+                result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "3"}
+                messages += [said.model_dump(exclude_none=True), result]
+                policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+            except openai.APIStatusError as ended:
+                refused.append(ended.status_code)
+
+    def failed(text: str) -> bool:
+        raise AttributeError(text)
+
+    class Empty(Policy):
+        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            return Completion(token_ids=[], logprobs=[], policy_versions=[], ended=True)
+
+    policy = Empty() if cause == "an empty completion" else Policy(call("1+2"))
+    async with host_of(solve, failed=failed) as host:
+        with pytest.raises((ToolError, IndexError)):
+            await played(host, start(), policy)
+        await host.end("r", "worker")
+        async with asyncio.timeout(20):
+            while not refused:
+                await asyncio.sleep(0.01)
+    assert refused == [410]
+
+
 def test_an_async_function_of_failed_results_is_refused(tmp_path: Path):
     (tmp_path / "answers.py").write_text("async def failed(text):\n    return False\n")
     with pytest.raises(ConfigError, match=r"--agent\.failed answers:failed: must not be async"):
@@ -462,6 +500,45 @@ async def test_each_sampled_token_has_its_loss_in_one_line_and_prefixes_are_cont
     assert sorted(np.concatenate(spread).tolist()) == per_token.tolist()
 
 
+@pytest.mark.parametrize(
+    ("task", "text", "limits"),
+    [
+        ("word " * 16, "x" * 40, replace(LIMITS, max_turns=100, max_context_tokens=200)),
+        ("hi", "x y " * 400, replace(LIMITS, max_response_tokens=100)),
+    ],
+    ids=["the tokens of its lines add up", "its prompt is shorter than the problem's"],
+)
+async def test_an_agent_with_more_tokens_than_its_rollout_was_admitted_with_has_a_possible_load(
+    task: str, text: str, limits: RolloutLimits
+):
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        with suppress(openai.BadRequestError):
+            while True:
+                await ask(endpoint, task)
+        return 1.0
+
+    first, balancer, outbox = start(limits=limits), Balancer("least_requests"), Outbox()
+    balancer.register(registration("generation/0", 100_000))
+    balancer.submit([rollout_load(first)], [first])
+    balancer.issue_orders(10)
+
+    def reported(state: RolloutState) -> bool:
+        outbox.turn_ended(state)
+        balancer.report("generation/0", outbox.turns[-1:])
+        return True
+
+    async with host_of(solve) as host:
+        agents = Agents([Local(host, "agents/0")], caller="generation/0")  # pyright: ignore[reportArgumentType]
+        agent, policy = agents.open(first, timed), Policy(*[text] * 100)
+        state = await run_agent_rollout(first, generate=policy, agent=agent, chat=CHAT, may_continue=reported)
+    admitted, load = rollout_load(first), rollout_load(state)
+    num_tokens = len(state.prompt_ids) + len(state.response_ids)
+    assert num_tokens > admitted.worst_case_tokens or sum(state.loss_mask) > admitted.max_response_tokens
+    assert [one.quarantine for one in balancer.state.replicas.values()] == [None]
+    assert (load.prompt_tokens, load.max_response_tokens) == (admitted.prompt_tokens, admitted.max_response_tokens)
+    assert admitted.context_tokens < load.context_tokens <= admitted.worst_case_tokens
+
+
 # ---------------------------------------------------------------- survival
 
 
@@ -503,6 +580,41 @@ async def test_the_journal_brings_an_agents_turns_back(tmp_path: Path):
     async with host_of(solve) as host:
         state = await played(host, found, Policy(answer("3")))
     assert len(state.turns) == 4 and state.stop_reason is StopReason.ANSWERED
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_a_call_that_could_not_be_read_counts_once_although_its_host_was_lost(turns: int):
+    texts = [UNREADABLE, call("1+2"), answer("3")]
+    async with host_of(with_python) as host:
+        whole = await judged(await played(host, start(), Policy(*texts)))
+    async with host_of(with_python) as first:
+        state = await played(first, start(), Policy(*texts), turns=turns)
+    async with host_of(with_python) as second:
+        resumed = await judged(await played(second, state, Policy(*texts[turns:])))
+    assert whole.summary.outcomes == resumed.summary.outcomes == (Outcome.INVALID, Outcome.OK)
+    assert resumed.response_ids.tolist() == whole.response_ids.tolist()
+
+
+async def test_the_journal_has_the_turns_of_an_agent_that_began_again(tmp_path: Path):
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        await ask(endpoint, "Another prompt, which is longer than the problem's", "of two messages")
+        await with_python(problem, endpoint)
+
+    first, journal = start("stage1/1/0-a/0"), TurnJournal(tmp_path, "worker")
+    async with host_of(solve) as host:
+        after = await played(host, first, Policy("one"), turns=1)
+        journal.add(first, after, weights=5)
+        before = after.restarted()
+        assert before == replace(first, restarts=1)
+        journal.restart(before, weights=5)
+        for text in ("two", call("1+2")):
+            after = await played(host, before, Policy(text), turns=1)
+            journal.add(before, after, weights=5)
+            before = after
+    journal.close()
+    found = journaled(tmp_path, [first], {0: 5})["stage1/1/0-a/0"]
+    assert len(found.turns) == 2 and found.restarts == 1
+    assert found.response_ids == before.response_ids and found.request == before.request
 
 
 async def test_a_rollout_moves_to_another_worker_and_its_agent_stays_where_it_is():
