@@ -422,8 +422,9 @@ def by_rule(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[
 def rule_line(placement: PoolPlan, times: Mapping[str, RuleTimes]) -> str:
     each = ", ".join(f"{rule} {one.first_s:.0f} and {one.later_s:.0f} s" for rule, one in times.items())
     return (
-        f"{placement.name}, generation in a first and a later step (simulated): {each}:"
-        f" --balancer.rule {recommended_rule(times)} is recommended."
+        f"{placement.name}, generation in a first and a later step (simulated, with --staleness 0): {each}:"
+        f" --balancer.rule {recommended_rule(times)} is recommended. With a staleness keep the default rule: where"
+        " draws overlap, a simple rule recomputes contexts."
     )
 
 

@@ -28,6 +28,8 @@ class Caution:
     def weigh(self, replicas: Iterable[Replica], context_tokens: float, life_steps: float) -> None:
         """Derive the risk from the engines' measurements, for rollouts of this length and duration."""
         given, replicas = self._given, list(replicas)
+        if not replicas:  # all are lost
+            return
         found = [
             placement_cost(
                 replica.cost,

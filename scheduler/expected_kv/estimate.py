@@ -28,6 +28,7 @@ SPARSE_MEAN = 0.75  # the same for bins in which few rollouts of earlier steps h
 PRIOR_ENDS = 2.0  # weight of the rate assumed for a bin before a step or the run [rollouts that ended in it]
 ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
 FIRST_ALIKENESS = 0.35  # until enough rollouts have ended
+FIRST_FIT = 64.0  # rollouts that have to end in a step before r^2 is fitted
 FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
 PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
 LEAST_LOG = -60.0  # a smaller survival counts as this
@@ -78,7 +79,7 @@ class LengthEstimate:
         self._ended_R: NDArray[np.bool_] = np.zeros(64, dtype=bool)  # by the policy, not cut
         self._size = 0
         self.alikeness = FIRST_ALIKENESS  # r^2; 0: siblings are independent, 1: they have equal scores
-        self._fit_at = 64.0  # number of deaths at which it is fitted next
+        self._fit_at = FIRST_FIT  # number of deaths at which it is fitted next
         self._survival_BU: Floats = np.zeros((NUM_BINS + 1, len(FACTOR_U)))  # log survival at the edges
         self._factor_GU: Floats = np.zeros((0, len(FACTOR_U)))  # posterior of each group's factor
         self.refresh()
@@ -140,6 +141,7 @@ class LengthEstimate:
         """A new policy version: add groups without a live rollout to the past, and multiply its counts by `keep`."""
         deaths_B, tokens_B = self._known_of_ended()
         self._past_deaths_B, self._past_tokens_B = keep * deaths_B, keep * tokens_B
+        self._fit_at = FIRST_FIT  # the count starts again too
         names = [name for name, group in self._groups.items() if self._members[group]]
         renumbered = np.full(len(self._members) + 1, -1)
         renumbered[[self._groups[name] for name in names]] = np.arange(len(names))

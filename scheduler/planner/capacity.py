@@ -423,7 +423,7 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
         words = f"--learner.micro-batch-tokens {tokens} instead of {pools.learner.micro_batch_tokens}"
         yield "micro", words, gpu, pools.with_learner(micro_batch_tokens=tokens)
         tokens //= 2
-    for share in MEMORY_SHARES if pools.memory_share else ():
+    for share in sorted(MEMORY_SHARES, key=lambda share: abs(share - pools.memory_share)) if pools.memory_share else ():
         words = f"--engine.gpu-memory-share {share:g} instead of {pools.memory_share:g}"
         yield "share", words, gpu, pools.with_engine(gpu_memory_share=share)
     if not pools.learner.offload:
@@ -455,5 +455,6 @@ def best_separated(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageSha
     splits = [
         plan_pools(model, gpu, apart(pools, engine_gpus, gpus - engine_gpus), stage=stage, rollouts=rollouts)
         for engine_gpus in range(step, gpus, step)
+        if (gpus - engine_gpus) % pools.learner.hpz_ranks == 0
     ]
     return min(splits, key=lambda split: (len(split.problems), split.step_s), default=None)

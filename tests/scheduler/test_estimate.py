@@ -51,3 +51,19 @@ def test_what_is_still_to_come_is_estimated_without_bias_and_with_the_right_spre
         spread = np.sqrt(count * alive * (1 - alive) + count * (count - 1) * shared)
         errors.append((sum(length > age + later[0] for length in running) - count * alive) / max(spread, 0.3))
     assert abs(np.mean(errors)) < 0.15 and 0.8 < np.std(errors) < 1.2
+
+
+def test_the_similarity_of_siblings_is_learned_in_every_step_of_equal_size():
+    rng = np.random.default_rng(5)
+    estimate = LengthEstimate(8_000)
+    found: list[float] = []
+    for step in range(8):
+        alike = 0.2 if step == 0 else 1.2
+        for number, z in enumerate(rng.normal(0, alike, 20)):
+            index = estimate.add_group(f"{step}-{number}")
+            for length in np.minimum(rng.lognormal(6.5 + z, 0.5, 8), 7_999.0):
+                estimate.end(estimate.start(index, 0.0), float(length), truncated=False)
+        estimate.refresh()
+        found.append(estimate.alikeness)
+        estimate.forget_finished()
+    assert found[0] <= 0.35 and min(found[3:]) >= 0.65

@@ -73,7 +73,7 @@ def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_we
     (problem,) = lacks(QWEN3_14B, gpu, stage, with_share(pools, 0.95))
     assert problem.startswith("an engine's share of 0.95 is 182.4 GB, and beside a learner rank ")
     offered = remedies(QWEN3_14B, gpu, stage, with_share(pools, 0.95))
-    assert "--engine.gpu-memory-share 0.2 instead of 0.95" in offered
+    assert "--engine.gpu-memory-share 0.7 instead of 0.95" in offered
     assert lacks(QWEN3_14B, gpu, stage, with_share(pools, 0.1))[0].startswith("-13.1 GB are left for KV")
     asked = PlanConfig(gpu_memory_share=0.5, micro_batch_tokens=20_480)
     model, placement, separated = plan(asked)
