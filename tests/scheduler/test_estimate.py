@@ -1,6 +1,7 @@
 """What is learned of lengths."""
 
 import numpy as np
+import pytest
 
 from scheduler.expected_kv.estimate import LengthEstimate
 
@@ -53,17 +54,17 @@ def test_what_is_still_to_come_is_estimated_without_bias_and_with_the_right_spre
     assert abs(np.mean(errors)) < 0.15 and 0.8 < np.std(errors) < 1.2
 
 
-def test_the_similarity_of_siblings_is_learned_in_every_step_of_equal_size():
-    rng = np.random.default_rng(5)
-    estimate = LengthEstimate(8_000)
+@pytest.mark.parametrize(("first", "later", "learned"), [(1.2, 0.0, (0.0, 0.35)), (0.0, 1.2, (0.65, 0.8))])
+def test_the_similarity_of_siblings_is_learned_in_every_step(first: float, later: float, learned: tuple[float, float]):
+    """Of steps with the same number of rollouts; how far groups differ changes after the first."""
+    rng, estimate = np.random.default_rng(5), LengthEstimate(8_000)
     found: list[float] = []
     for step in range(8):
-        alike = 0.2 if step == 0 else 1.2
-        for number, z in enumerate(rng.normal(0, alike, 20)):
+        for number, z in enumerate(rng.normal(0, 1, 20) * (later if step else first)):
             index = estimate.add_group(f"{step}-{number}")
             for length in np.minimum(rng.lognormal(6.5 + z, 0.5, 8), 7_999.0):
                 estimate.end(estimate.start(index, 0.0), float(length), truncated=False)
         estimate.refresh()
         found.append(estimate.alikeness)
         estimate.forget_finished()
-    assert found[0] <= 0.35 and min(found[3:]) >= 0.65
+    assert all(learned[0] <= one <= learned[1] for one in found[5:])
