@@ -384,7 +384,9 @@ def gpu_turns(config: RunConfig) -> GpuTurns | None:
     """Turns for shared GPUs; None where engines and ranks share no GPU."""
     if not shares_gpus(config.engine, config.learner):
         return None
-    return GpuTurns(start_deadline_s=config.engine.start_deadline_s, step_deadline_s=config.learner.step_deadline_s)
+    step_s = config.learner.step_deadline_s
+    # An engine also loads weights in its turn: the learner may have to store them first, and each has this deadline.
+    return GpuTurns(start_deadline_s=max(config.engine.start_deadline_s, 2.0 * step_s), step_deadline_s=step_s)
 
 
 WAYS: dict[WeightWay, str] = {

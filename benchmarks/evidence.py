@@ -96,7 +96,7 @@ def experiment(config: EvidenceConfig) -> Path:
 
 
 def plan_of(part: Part, arm: Arm) -> Row:
-    """What an arm runs, as JSON values."""
+    """The settings of an arm as JSON values."""
     return {
         "sft": SFT,
         "stages": [list(stage) for stage in arm.stages],

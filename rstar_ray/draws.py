@@ -158,7 +158,7 @@ class Draws:
         return requests, others
 
     def _note_visits(self, draw: Draw) -> tuple[tuple[int, tuple[str, ...], tuple[str, ...]], ...]:
-        """What `--data.skip-solved` has to know of the latest steps and this one: see `DataPosition.visits`."""
+        """The visits that `--data.skip-solved` reads, of the latest steps and this one: see `DataPosition.visits`."""
         data = self._config.data
         if not data.skip_solved:
             return ()

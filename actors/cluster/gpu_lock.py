@@ -1,4 +1,4 @@
-"""A lock for GPUs that engines and learner ranks share: either engines start, or the learner works.
+"""A lock for GPUs that engines and learner ranks share: either engines start or load weights, or the learner works.
 
 vLLM measures the free memory of its device twice during its start, and fails if another process has released memory in
 between or holds too much (activations of an update, a model being loaded). So no engine starts during an update, and no
@@ -22,7 +22,7 @@ ANYTIME: Turn = nullcontext
 class GpuTurns:
     """A lock that several engines or several learner calls may hold, but not both kinds. For one event loop."""
 
-    start_deadline_s: float  # longest start of an engine
+    start_deadline_s: float  # longest start of an engine, or load of weights after it
     step_deadline_s: float  # longest call of the learner
     _engines: int = 0
     _learning: int = 0
@@ -30,7 +30,7 @@ class GpuTurns:
 
     @asynccontextmanager
     async def engine(self) -> AsyncGenerator[None]:
-        """Hold the lock for an engine's start. Raises `DeadlineExceeded`."""
+        """Hold the lock for an engine's start, or its load of weights. Raises `DeadlineExceeded`."""
         await self._wait(lambda: not self._learning, self.step_deadline_s, "engine", "learner", "its update to end")
         self._engines += 1
         try:
@@ -42,7 +42,7 @@ class GpuTurns:
     @asynccontextmanager
     async def learner(self) -> AsyncGenerator[None]:
         """Hold the lock for a load or update of the learner. Raises `DeadlineExceeded`."""
-        await self._wait(lambda: not self._engines, self.start_deadline_s, "learner", "engines", "their start")
+        await self._wait(lambda: not self._engines, self.start_deadline_s, "learner", "engines", "their start or load")
         self._learning += 1
         try:
             yield

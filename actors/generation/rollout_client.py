@@ -300,8 +300,8 @@ class RolloutClient:
 
     # -- calls ------------------------------------------------------------------------------------------------------
     async def _submit(self, names: Sequence[str]) -> None:
-        """Submit these rollouts, except those that ended or were abandoned before their batch; cancel those that
-        did so while it was under way, because `abandon` may have cancelled them before the balancer received them."""
+        """Submit these rollouts, except those that ended or were abandoned before their batch. Those that end or are
+        abandoned during the call are cancelled, because `abandon` may come before the balancer receives them."""
         for first in range(0, len(names), SUBMIT_BATCH):
             batch = [name for name in names[first : first + SUBMIT_BATCH] if name in self._waiting]
             if not batch:

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 120.0
 DEADLINE_PER_TRAJECTORY_S = 0.5
 """Added to the deadline for each trajectory. Long ones (16K tokens) take a tenth of this on an idle CPU core."""
+MOST_S = 480.0
+"""The longest deadline: the training loop waits, and --detector.still-s is 960 s or more."""
 
 
 async def record_trajectories(
@@ -41,7 +43,7 @@ async def record_trajectories(
         try:
             await worker.call(
                 lambda w: w.record(lists, indices, path, stage, step, boxed),
-                deadline_s=DEADLINE_S + len(refs) * DEADLINE_PER_TRAJECTORY_S,
+                deadline_s=min(MOST_S, DEADLINE_S + len(refs) * DEADLINE_PER_TRAJECTORY_S),
                 reason=f"recording {len(refs)} trajectories",
             )
             return

@@ -78,7 +78,7 @@ def _refuse_other_vocabulary(config: RunConfig, model: Path, reference: Path) ->
         wrong = f"token {differ[0]!r} is {there} there, {here} in --model; differing tokens: {len(differ)}"
     else:
         size, other = _vocab_size(model) or len(ours), _vocab_size(reference) or len(theirs)
-        if not size or not other or size == other:
+        if not size or not other or other >= size:
             return
         wrong = f"vocab_size is {other} there, {size} in --model"
     raise ConfigError(

@@ -263,7 +263,8 @@ class _Chain:
 
     def follow(self, state: RolloutState) -> RolloutState:
         """The chain of records from the rollout's start, each continuing the tokens of the previous one."""
-        state = replace(RolloutState.start(state.request, state.prompt_ids), restarts=self._restarts)
+        first = state.admitted or state
+        state = replace(RolloutState.start(first.request, first.prompt_ids), restarts=self._restarts)
         while state.stop_reason is None:
             turn = self._turns.get((len(state.response_ids), _context_crc(state)))
             if turn is None:

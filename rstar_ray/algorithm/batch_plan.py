@@ -15,7 +15,7 @@ from rstar_ray.config import LearnerConfig
 NO_SAMPLED_TOKEN = "no sampled token"
 """The reason for a row that is excluded before rows are assigned to updates."""
 ABOVE_CONTEXT = "above the model's context of"
-"""Part of the other such reason, before the context's number of tokens."""
+"""In the reason for a row that is longer than the model's context; the number of tokens follows."""
 
 
 def dealt(tokens_R: Sequence[int], groups_R: Sequence[str], num_updates: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rstar_ray.algorithm.off_policy import corrected, k3_kl
-from rstar_ray.algorithm.surrogate import LossRule, SampledTokens, as_surrogate, clipped
+from rstar_ray.algorithm.surrogate import LossRule, SampledTokens, Surrogate, as_surrogate, clipped
 from rstar_ray.config import AlgorithmConfig
 
 # ---------------------------------------------------------------- log-probs without the [N, V] matrix
@@ -198,8 +198,13 @@ def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
     of 1, as all tokens have in the first update of a step.
     """
     alone = replace(algorithm, correction="none", kl_coefficient=0.0, entropy_coefficient=0.0)
+    given = replace(algorithm, correction="none")  # a rule may read the coefficients
+
+    def called(tokens: SampledTokens, _: AlgorithmConfig) -> Surrogate | Tensor:
+        return rule(tokens, given)
+
     for first, second in ((1.0, -1.0), (1.0, 0.5), (-0.5, -1.0), (0.0, 0.0)):
-        gradient_N = _gradient_of(rule, alone, torch.tensor([first] * 3 + [second] * 2))
+        gradient_N = _gradient_of(called, alone, torch.tensor([first] * 3 + [second] * 2))
         if first > 0 > second and not gradient_N.any():
             raise ValueError("its gradient is 0 for every token: it must depend on `logprobs_N`")
 

@@ -3,7 +3,8 @@
 A rule of the user has the signature of the built-in ones:
 `resample(candidates, algorithm, rng)` gives the indices of the trajectories to train on;
 `advantage(rewards, algorithm)` gives one number for each trajectory of a group, or an array with one for each of its
-sampled tokens; with a third parameter it is also given the trajectories' `TrajectorySummary`s;
+sampled tokens; a third positional parameter that has no default or is named `summaries` is given the trajectories'
+`TrajectorySummary`s;
 `loss(tokens, algorithm)` gives the loss of each token, a tensor [N] to minimise (`rstar_ray.algorithm.surrogate`).
 A run gives `TrajectorySummary`s as candidates. A rule is a pure function: equal arguments, equal results.
 """

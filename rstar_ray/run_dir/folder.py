@@ -115,6 +115,8 @@ class RunDir:
             run_dir._claim(stage, json.loads(json.dumps(config, default=str)), may_differ, shared)
             for stale in run_dir.checkpoints_path.glob(".tmp-*"):
                 shutil.rmtree(stale, ignore_errors=True)  # a rank of a killed run may still be writing there
+            for stale in run_dir.trajectories_path.glob(".tmp-*"):
+                stale.unlink(missing_ok=True)
             yield run_dir
 
     @property

@@ -612,9 +612,10 @@ async def test_the_journal_has_the_turns_of_an_agent_that_began_again(tmp_path: 
             journal.add(before, after, weights=5)
             before = after
     journal.close()
-    found = journaled(tmp_path, [first], {0: 5})["stage1/1/0-a/0"]
-    assert len(found.turns) == 2 and found.restarts == 1
-    assert found.response_ids == before.response_ids and found.request == before.request
+    for known in (first, before):  # of a resumed run, and of a driver that has the state with the agent's prompt
+        found = journaled(tmp_path, [known], {0: 5})["stage1/1/0-a/0"]
+        assert len(found.turns) == 2 and found.restarts == 1
+        assert found.response_ids == before.response_ids and found.request == before.request
 
 
 async def test_a_rollout_moves_to_another_worker_and_its_agent_stays_where_it_is():

@@ -346,11 +346,11 @@ def test_a_reference_model_with_another_vocabulary_is_refused(tmp_path: Path):
         assert needed(reference) == ["--model", "--algorithm.reference-model"]
     other = model_folder(tmp_path / "other", vocab_size=3, tokens=("a", "c", "b"))
     shorter = model_folder(tmp_path / "shorter", vocab_size=2, tokens=("a", "b"))
-    large = model_folder(tmp_path / "large", vocab_size=9)
+    small = model_folder(tmp_path / "small", vocab_size=2)
     for reference, wrong in (
         (other, "token 'b' is 2 there, 1 in --model; differing tokens: 2"),
         (shorter, "token 'c' is absent there, 2 in --model; differing tokens: 1"),
-        (large, "vocab_size is 9 there, 3 in --model"),
+        (small, "vocab_size is 2 there, 3 in --model"),
     ):
         with pytest.raises(ConfigError) as refused:
             needed(reference)
@@ -360,8 +360,8 @@ def test_a_reference_model_with_another_vocabulary_is_refused(tmp_path: Path):
         )
     later = tmp_path / "written-later"
     assert needed(other, later)
-    with pytest.raises(ConfigError, match=r"\(vocab_size is 9 there, \d+ in --model\)"):
-        needed(large, later, scale="tiny")  # the run makes the tiny model
+    with pytest.raises(ConfigError, match=r"\(vocab_size is 2 there, \d+ in --model\)"):
+        needed(small, later, scale="tiny")  # the run makes the tiny model
 
 
 def test_a_run_is_refused_where_nodes_lack_what_it_needs(tmp_path: Path):

@@ -140,6 +140,10 @@ def in_place(tokens, algorithm):
     old_N = tokens.old_logprobs_N.clamp_(min=-1.05)
     return -torch.exp(tokens.logprobs_N - old_N) * tokens.advantages_N
 
+def towards_the_reference(tokens, algorithm):
+    gap_N = tokens.logprobs_N - tokens.ref_logprobs_N
+    return algorithm.kl_coefficient * gap_N - tokens.advantages_N * tokens.logprobs_N.detach()
+
 def at_random(tokens, algorithm):
     return -tokens.logprobs_N * tokens.advantages_N * torch.rand(len(tokens.logprobs_N))
 
@@ -267,6 +271,11 @@ def test_a_gradient_that_does_not_flow_is_refused_with_a_kl_term_too(folder: str
     name = f"{module(request.node.name)}:detached"
     with pytest.raises(ConfigError, match="it must depend on `logprobs_N`"):
         check_rules(AlgorithmConfig(loss=name, kl_coefficient=0.1, reference_model="teacher"), folder)
+
+
+def test_a_loss_may_read_the_coefficients(folder: str, request: pytest.FixtureRequest):
+    name = f"{module(request.node.name)}:towards_the_reference"
+    check_rules(AlgorithmConfig(loss=name, kl_coefficient=0.1, reference_model="teacher"), folder)
 
 
 def test_a_loss_that_is_constant_for_some_tokens_has_a_gradient_of_0(folder: str, request: pytest.FixtureRequest):

@@ -237,9 +237,12 @@ def test_a_crash_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path)
     killed = tmp_path / "checkpoints" / ".tmp-stage1-step-000030"
     killed.mkdir()
     (killed / "state.pt").write_text("half")
+    recorded = tmp_path / "trajectories" / ".tmp-stage1-step-000021.jsonl-7"
+    recorded.parent.mkdir(exist_ok=True)
+    recorded.write_text("half")
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         assert steps(run_dir, "stage1") == [10]
-        assert not killed.exists()
+        assert not killed.exists() and not recorded.exists()
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0/state.pt"])
