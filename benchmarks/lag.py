@@ -34,11 +34,11 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.options import options_of
 from rstar_ray.config.scales import at_scale
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError, NothingLearned
 from rstar_ray.report.findings import percent
 from rstar_ray.report.markdown import table
 from rstar_ray.report.run_record import RunRecord, read_run
-from rstar_ray.run_dir.durable import read_rows, write_text
+from rstar_ray.run_dir.durable import write_text
 from rstar_ray.run_dir.folder import RunDir, flatten
 
 log = logging.getLogger(__name__)
@@ -172,28 +172,9 @@ def _run_arm(config: LagConfig, seed: int, arm: tuple[float, int, Correction], p
     with lagging(lag):
         try:
             run([asked])
-        except RStarError as ended:
-            if type(ended) is not RStarError or not _ended_by_training(asked, path):
-                raise
-            log.info("%s: %s", path, ended)
+        except NothingLearned as diverged:  # the same seed would repeat it
+            log.info("%s: %s", path, diverged)
     write_text(path / "done", "")
-
-
-def _ended_by_training(config: RunConfig, path: Path) -> bool:
-    """Whether the latest updates were refused because they were not finite, or the latest steps had nothing to learn.
-
-    Such an end repeats with the same seed. Its error has the class of many others, so the steps' rows decide.
-    """
-    rows = [row for row in read_rows(path / "metrics.jsonl") if row["stage"] == config.stage]
-    refused = [row["updates_refused"] for row in rows if "updates_refused" in row]
-    empty = [not row["groups_kept"] for row in rows]
-    return any(
-        len(latest) == limit and all(latest)
-        for latest, limit in (
-            (refused[-config.optimizer.max_bad_updates :], config.optimizer.max_bad_updates),
-            (empty[-config.max_empty_steps :], config.max_empty_steps),
-        )
-    )
 
 
 def comparison(runs: Mapping[tuple[float, int, Correction], Sequence[RunRecord]], config: LagConfig) -> str:

@@ -182,9 +182,9 @@ class Draws:
         data, newest = self._config.data, self._rule.oldest(number)
         last: dict[str, bool] = {}  # by problem, latest first: whether its last visit solved it
         for step in range(newest, newest - data.skip_solved, -1):
-            solved, others = self._visits.get(step, ((), ()))
-            for name in (*solved, *others):
-                last.setdefault(name, name in solved)
+            for names, solved in zip(self._visits.get(step, ()), (True, False), strict=False):
+                for name in names:
+                    last.setdefault(name, solved)
         names = [name for name, solved in last.items() if solved]
         skipped: list[int] = []
         for source, count in counts.items() if names else ():

@@ -62,6 +62,10 @@ class Stopped(RStarError):
     """The user or the cluster stopped the run; the same command resumes it."""
 
 
+class NothingLearned(RStarError):
+    """A stage ended because steps in a row had no usable update: no signal, not finite, or too far off policy."""
+
+
 class DeadlineExceeded(RStarError):
     """A wait on another process exceeded its deadline.
 

@@ -20,7 +20,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_rows, draw
 from rstar_ray.draws import Draws
-from rstar_ray.errors import RStarError, Stopped
+from rstar_ray.errors import NothingLearned, RStarError, Stopped
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.reward.judge import answer_place
@@ -115,7 +115,7 @@ def _bad_updates(config: RunConfig, update: UpdateResult | None, step: int) -> R
         return None
     loss = config.algorithm.loss
     own = f", --algorithm.loss {loss}" if ":" in loss else ""
-    return RStarError(
+    return NothingLearned(
         f"{config.stage} step {step}: {update.bad_updates} updates in a row were not finite and are not applied "
         f"(--optimizer.max-bad-updates {limit}{own}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps "
         "their rows; the same command continues with the next batch"
@@ -125,14 +125,14 @@ def _bad_updates(config: RunConfig, update: UpdateResult | None, step: int) -> R
 def _empty_steps(config: RunConfig, record: StepRecord, progress: StageProgress) -> RStarError | None:
     if progress.empty_steps < config.max_empty_steps:
         return None
-    return RStarError(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))
+    return NothingLearned(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))
 
 
 def _low_ess(config: RunConfig, metrics: StepMetrics, low_steps: int) -> RStarError | None:
     """End the stage where the batches are too far off policy: a few tokens carry the whole update."""
     if low_steps < config.algorithm.max_low_ess_steps:
         return None
-    return RStarError(
+    return NothingLearned(
         f"{config.stage} step {metrics.step}: the effective sample size of the tokens was below --algorithm.min-ess "
         f"{config.algorithm.min_ess} in {low_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: lower "
         "--staleness or --optimizer.learning-rate, or give --algorithm.min-ess 0"

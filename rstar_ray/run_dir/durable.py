@@ -4,9 +4,11 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rstar_ray.errors import ConfigError
 
@@ -23,15 +25,18 @@ def unwritable(path: Path, refused: OSError) -> ConfigError:
     return ConfigError("--run-dir", f"{path}: {refused.strerror or refused}", hint)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `path` atomically: a reader, also after a crash, sees the old file or the new one, never a part.
+@contextmanager
+def replacing(path: Path) -> Generator[BinaryIO]:
+    """A file that becomes `path` at the end of the block, unless it raises.
 
-    A raised `OSError` has the file's name.
+    A reader, also after a crash, sees the old file or the new one, never a part. A raised `OSError` has the file's
+    name.
     """
-    partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    # Named by the thread: several of one process may write at once.
+    partial = path.with_name(f".tmp-{path.name}-{threading.get_native_id()}")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -41,6 +46,12 @@ def write_bytes(path: Path, data: bytes) -> None:
             failed.filename = failed.filename or str(path)  # a failed write does not set it
         raise
     sync_folder(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `path` atomically, as `replacing`."""
+    with replacing(path) as file:
+        file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:

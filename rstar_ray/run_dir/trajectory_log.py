@@ -1,8 +1,6 @@
 """Readable trajectories: one JSON object per line, with text and tokens."""
 
-import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar_ray.algorithm.update import SeenTokens
-from rstar_ray.run_dir.durable import sync_folder, to_row
+from rstar_ray.run_dir.durable import replacing, to_row
 from rstar_ray.trajectory import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -150,20 +148,9 @@ def write_trajectories(
 ) -> None:
     """Write `path` (jsonl) atomically, replacing an earlier file; `seen` by rollout id.
 
-    One row is in memory at a time, because a large step has gigabytes of text. A raised `OSError` has the file's name.
+    One row is in memory at a time, because a large step has gigabytes of text.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".tmp-{path.name}-{threading.get_native_id()}")  # threads of a worker may write at once
-    try:
-        with partial.open("wb") as file:
-            for one in trajectories:
-                file.write(to_row(readable(one, decode, seen.get(one.summary.rollout_id), **labels)).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException as failed:
-        partial.unlink(missing_ok=True)
-        if isinstance(failed, OSError):
-            failed.filename = failed.filename or str(path)  # a failed write does not set it
-        raise
-    sync_folder(path.parent)
+    with replacing(path) as file:
+        for one in trajectories:
+            file.write(to_row(readable(one, decode, seen.get(one.summary.rollout_id), **labels)).encode())

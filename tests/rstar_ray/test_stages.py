@@ -17,7 +17,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.context import RunContext
 from rstar_ray.data.order import DataPosition
 from rstar_ray.draws import Draws, finish_draw
-from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
+from rstar_ray.errors import ConfigError, DeadlineExceeded, NothingLearned, RStarError, Stopped
 from rstar_ray.evaluation.evaluator import evaluated, run_evaluation
 from rstar_ray.rollouts import (
     DroppedRollout,
@@ -370,7 +370,7 @@ async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them
     learner = Diverging(SkilledPolicy(skill=0.5))
     learner.bad_calls = frozenset({2, 3})
     context = fake_context(learner.policy, learner=learner)
-    with pytest.raises(RStarError, match=r"stage1 step 3: 2 updates in a row .* --algorithm\.loss mine:loss\)"):
+    with pytest.raises(NothingLearned, match=r"stage1 step 3: 2 updates in a row .* --algorithm\.loss mine:loss\)"):
         await train(config, tmp_path, context)
     assert [checkpoint.step for checkpoint in RunDir(tmp_path).checkpoints("stage1")] == [3]
     checkpoint = await train(config, tmp_path, context)
@@ -390,7 +390,7 @@ async def test_rl_stops_with_a_checkpoint_where_the_effective_sample_size_stays_
     config = stage("stage1", steps=6, algorithm__max_low_ess_steps=2)
     learner = FarOffPolicy(SkilledPolicy(skill=0.5))
     said = r"stage1 step 4: .*--algorithm\.min-ess 0\.3 in 2 steps .*got 0\.10.*Hint"
-    with pytest.raises(RStarError, match=said):
+    with pytest.raises(NothingLearned, match=said):
         await train(config, tmp_path, fake_context(learner.policy, learner=learner))
     assert [checkpoint.step for checkpoint in RunDir(tmp_path).checkpoints("stage1")] == [4]
 
@@ -466,7 +466,9 @@ async def test_a_stage_ends_when_its_policy_has_learned_what_it_can(tmp_path: Pa
 
 async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_fix(tmp_path: Path):
     config = stage("stage1", max_empty_steps=3)
-    with pytest.raises(RStarError, match=r"3 steps in a row, to step 3, .* 100 % of the groups are all right.*--drop"):
+    with pytest.raises(
+        NothingLearned, match=r"3 steps in a row, to step 3, .* 100 % of the groups are all right.*--drop"
+    ):
         await run_stage(config, SkilledPolicy(skill=1.0, slip=0.0), tmp_path / "right")
     with pytest.raises(RStarError, match=r"0 % of the groups are all right, 100 % all wrong; give easier problems"):
         await run_stage(config, SkilledPolicy(skill=0.0, slip=0.0), tmp_path / "wrong")
