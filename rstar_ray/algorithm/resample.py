@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -13,17 +12,6 @@ from rstar_ray.trajectory import TrajectorySummary
 
 NO_CALL_PENALTY = 0.5
 """p_err of a trajectory that never called the tool (Eq. 4)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """The fields of a trajectory that resampling reads; `TrajectorySummary` has the same fields."""
-
-    reward: float
-    num_calls: int
-    num_failed: int
-    num_answers: int | None  # None if the reward reads no marked answer
-    num_turns: int
 
 
 def error_penalty(num_calls: int, num_failed: int) -> float:
@@ -50,7 +38,7 @@ def format_penalty(num_answers: int | None, num_turns: int) -> float:
     return min(1.0, (num_answers - 1) / max(num_turns, 1))
 
 
-def total_penalty(candidate: Candidate | TrajectorySummary, algorithm: AlgorithmConfig) -> float:
+def total_penalty(candidate: TrajectorySummary, algorithm: AlgorithmConfig) -> float:
     """p_total in [0, 2], the sum of the enabled parts."""
     error = error_penalty(candidate.num_calls, candidate.num_failed) if algorithm.roc_error_ratio else 0.0
     form = format_penalty(candidate.num_answers, candidate.num_turns) if algorithm.roc_answer_format else 0.0
@@ -58,7 +46,7 @@ def total_penalty(candidate: Candidate | TrajectorySummary, algorithm: Algorithm
 
 
 def resample_on_correct(
-    candidates: Sequence[Candidate | TrajectorySummary],
+    candidates: Sequence[TrajectorySummary],
     algorithm: AlgorithmConfig,
     rng: np.random.Generator,
 ) -> list[int]:
@@ -106,7 +94,7 @@ def resample_on_correct(
 
 
 def keep_all(
-    candidates: Sequence[Candidate | TrajectorySummary], algorithm: AlgorithmConfig, rng: np.random.Generator
+    candidates: Sequence[TrajectorySummary], algorithm: AlgorithmConfig, rng: np.random.Generator
 ) -> list[int]:
     """Plain GRPO: trains on every drawn trajectory."""
     return list(range(len(candidates)))
@@ -121,7 +109,7 @@ RESAMPLING = {
 """The built-in rules of `--algorithm.resample`."""
 
 
-def _by_reward(candidates: Sequence[Candidate | TrajectorySummary], indices: list[int]) -> list[list[int]]:
+def _by_reward(candidates: Sequence[TrajectorySummary], indices: list[int]) -> list[list[int]]:
     """The indices grouped by equal reward, lowest reward first; within a group they stay in order."""
     groups: list[list[int]] = []
     for i in sorted(indices, key=lambda i: candidates[i].reward):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from examples import own_rules
-from rstar_ray.algorithm.resample import Candidate
 from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.config import AlgorithmConfig
+from tests.rstar_ray.fabricate import summary
 from tests.rstar_ray.test_loss import sampled
 
 
@@ -41,7 +41,7 @@ def test_the_soft_gate_has_the_policy_gradient_at_a_ratio_of_1_and_less_of_it_el
 
 @pytest.mark.parametrize("rewards", [[0, 0, 0, 0, 0, 1], [1, 1, 1, 0, 1, 1], [0.1, 0.9, 0.4, 0.5, 0.3, 1.0], [1] * 6])
 def test_no_other_choice_has_a_larger_variance(rewards: list[float]):
-    candidates = [Candidate(reward=one, num_calls=1, num_failed=0, num_answers=1, num_turns=1) for one in rewards]
+    candidates = [summary(reward=one) for one in rewards]
     algorithm = AlgorithmConfig(keep=4, rollouts_per_prompt=6)
     kept = own_rules.max_variance(candidates, algorithm, np.random.default_rng(0))
     largest = max(np.var(four) for four in combinations(rewards, 4))

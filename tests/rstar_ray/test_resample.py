@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar_ray.algorithm import resample
-from rstar_ray.algorithm.resample import Candidate, error_penalty, format_penalty, total_penalty
+from rstar_ray.algorithm.resample import error_penalty, format_penalty, total_penalty
 from rstar_ray.config import AlgorithmConfig
+from rstar_ray.trajectory import TrajectorySummary
+from tests.rstar_ray.fabricate import summary
 
 RNG = np.random.default_rng
 
@@ -20,11 +22,15 @@ def resample_on_correct(candidates: Any, keep: int, rng: Any, mode: Any = "paper
     return resample.resample_on_correct(candidates, AlgorithmConfig(**values), rng)
 
 
-def right(num_failed: int = 0, num_calls: int = 4, num_answers: int = 1) -> Candidate:
-    return Candidate(reward=1.0, num_calls=num_calls, num_failed=num_failed, num_answers=num_answers, num_turns=5)
+def candidate(**fields: Any) -> TrajectorySummary:
+    return replace(summary(), **fields)
 
 
-WRONG = Candidate(reward=0.0, num_calls=1, num_failed=0, num_answers=1, num_turns=2)
+def right(num_failed: int = 0, num_calls: int = 4, num_answers: int = 1) -> TrajectorySummary:
+    return candidate(reward=1.0, num_calls=num_calls, num_failed=num_failed, num_answers=num_answers, num_turns=5)
+
+
+WRONG = candidate(reward=0.0, num_calls=1, num_failed=0, num_answers=1, num_turns=2)
 
 
 def test_penalties_follow_equations_4_and_5():
@@ -213,7 +219,7 @@ def test_what_cannot_be_is_refused_by_name():
 @given(
     st.lists(
         st.builds(
-            Candidate,
+            candidate,
             reward=st.sampled_from([0.0, 1.0]) | st.floats(-5, 5),
             num_calls=st.just(5),
             num_failed=st.integers(0, 5),
@@ -225,7 +231,7 @@ def test_what_cannot_be_is_refused_by_name():
     st.integers(2, 40),
     st.sampled_from(["paper", "release"]),
 )
-def test_whatever_the_group_exactly_keep_distinct_ones_stay(candidates: list[Candidate], keep: int, mode: str):
+def test_whatever_the_group_exactly_keep_distinct_ones_stay(candidates: list[TrajectorySummary], keep: int, mode: str):
     kept = resample_on_correct(candidates, keep, RNG(0), mode)  # type: ignore[arg-type]
     assert kept == sorted(set(kept))
     assert len(kept) == min(keep, len(candidates))
