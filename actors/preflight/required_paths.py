@@ -89,7 +89,7 @@ def _refuse_other_vocabulary(config: RunConfig, model: Path, reference: Path) ->
 
 
 def _tokens(folder: Path, *, made: bool = False) -> dict[str, int]:
-    """Ids by token; empty without a readable tokenizer. `made`: the run makes the tiny model if it does not exist yet."""
+    """Ids by token; empty without a readable tokenizer. `made`: the run makes the tiny model if none exists."""
     if made and not (folder / "config.json").is_file():
         from rstar_ray.tiny.tokenizer import make_tokenizer
 
