@@ -195,8 +195,8 @@ class BalancerService:
 
     def _send_orders(self) -> None:
         for replica_id, order in self._balancer.orders:
-            if isinstance(order, Grant):
-                self._meter.observe("rstar_balancer_wait_seconds", order.waited_s)
+            if isinstance(order, Grant) and order.placement is not None:
+                self._meter.observe("rstar_balancer_wait_seconds", order.placement.waited_s)
             self._queues[replica_id].put(order)
         self._balancer.orders.clear()
 

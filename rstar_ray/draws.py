@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from rstar_ray.config import RunConfig
@@ -125,7 +126,13 @@ class Draws:
     def _begin(self, number: int, *, ended: int) -> None:
         requests, others = self._next_requests(number, ended=ended)
         finishing = finish_draw(
-            requests, self._rollouts, self._config, step=number, problems=others, position=self._position
+            requests,
+            self._rollouts,
+            self._config,
+            step=number,
+            problems=others,
+            position=self._position,
+            lost=self._weights.dropped(number) if self._weights is not None else {},
         )
         self._tasks[number] = asyncio.create_task(finishing)
 
@@ -243,10 +250,12 @@ async def finish_draw(
     step: int,
     problems: Sequence[Problem] = (),
     position: DataPosition = DataPosition(),  # noqa: B008  # it is frozen
+    lost: Mapping[str, str] = MappingProxyType({}),
 ) -> Draw:
     """Run the rollouts of one step, and those of `--algorithm.refill-rounds`, which are added to `requests`.
 
-    `problems`: those of the stage, from which it is refilled. Raises as `roll_out`.
+    `problems`: those of the stage, from which it is refilled. `lost`: reasons by id of rollouts that were dropped when
+    the step was trained before a kill; they are not run again. Raises as `roll_out`.
     """
     asked, groups, dropped, last = requests, list[Group](), list[DroppedRollout](), ""
     for refill in range(config.algorithm.refill_rounds + 1):
@@ -255,9 +264,15 @@ async def finish_draw(
             requests += asked
         if not asked:
             break
-        done = await roll_out(asked, rollouts, deadline_s=config.rollout.deadline_s)
+        again = [request for request in asked if request.rollout_id not in lost]
+        done = await roll_out(again, rollouts, deadline_s=config.rollout.deadline_s)
         groups += done.groups
         dropped += done.dropped
+        dropped += [
+            DroppedRollout(rollout_id=one.rollout_id, group_id=one.group_id, reason=lost[one.rollout_id])
+            for one in asked
+            if one.rollout_id in lost
+        ]
         last = done.last
     return Draw(step=step, requests=requests, groups=groups, dropped=dropped, last=last, position=position)
 

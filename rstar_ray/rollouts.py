@@ -164,24 +164,25 @@ class RolledOut(NamedTuple):
 
 
 async def roll_out(requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float) -> RolledOut:
-    """Run all requests; groups in the order of the requests, siblings too, whatever order they finished in.
+    """Run all requests; all results are in the order of the requests, whatever order they finished in.
 
     What could not be judged is dropped. Raises `DeadlineExceeded` when no rollout of any run ends for `deadline_s`.
     """
     finished: dict[str, FinishedRollout] = {}
-    dropped: list[DroppedRollout] = []
+    dropped: dict[str, DroppedRollout] = {}
     last = ""
     async for end in _ends(requests, rollouts, deadline_s=deadline_s):
         last = end.rollout_id
         if (lost := _lost(end)) is not None:
-            dropped.append(lost)
+            dropped[lost.rollout_id] = lost
         elif isinstance(end, FinishedRollout):
             finished[end.summary.rollout_id] = end
     groups: dict[str, Group] = {}
     for request in requests:
         if request.rollout_id in finished:
             groups.setdefault(request.group_id, []).append(finished[request.rollout_id])
-    return RolledOut(list(groups.values()), dropped, last)
+    in_order = [dropped[request.rollout_id] for request in requests if request.rollout_id in dropped]
+    return RolledOut(list(groups.values()), in_order, last)
 
 
 async def whole_groups(

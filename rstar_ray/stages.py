@@ -190,7 +190,8 @@ async def run_rl(
                 checksum = checksum if record.checksum is None else record.checksum
                 if weights is not None:
                     with best_effort(WEIGHTS):
-                        weights.note(progress.step, progress.policy_version, checksum)
+                        dropped = {one.rollout_id: one.reason for one in record.dropped}
+                        weights.note(progress.step, progress.policy_version, checksum, dropped)
                 _log_irregularities(record)
                 await _record(record, config, context)
                 last = progress.step == config.steps or progress.ended != ""
@@ -228,7 +229,7 @@ def _served_weights(config: RunConfig, run_dir: RunDir, progress: StageProgress,
     if not config.staleness and not weights.last_step:
         return None
     with best_effort(WEIGHTS):
-        weights.note(progress.step, progress.policy_version, checksum)
+        weights.note(progress.step, progress.policy_version, checksum, weights.dropped(progress.step))
     return weights
 
 
@@ -257,7 +258,8 @@ async def _evaluate_if_due(
     due = not _start_was_evaluated(config, context.run_dir) if step == 0 else every > 0 and step % every == 0
     if heldout and due and not evaluated(context.run_dir, config.stage, step):
         await run_evaluation(config, {HELD_OUT: heldout}, context, step=step)
-        await _balancer_stats(context)  # resets them: the evaluation is not part of the next step's row
+        if not config.staleness:  # with one, rollouts of later steps run beside the evaluation
+            await _balancer_stats(context)  # resets them: the evaluation is not part of the next step's row
 
 
 def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:

@@ -60,7 +60,7 @@ class StepStatistics:
     def wait_ends(self, rollout: Rollout, now_s: float) -> dict[str, float]:
         """Seconds for which the queue was blocked while this rollout waited, by cause."""
         self._advance(now_s)
-        self._waits_s.append(now_s - rollout.known_since_s)
+        self._waits_s.append(now_s - rollout.waiting_since_s)
         return _grown(self._blocked_s, rollout.blocked_before_s)
 
     def take(self, now: BalancerSnapshot, leaks: Sequence[str], now_s: float) -> BalancerStats:

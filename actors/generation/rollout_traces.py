@@ -49,7 +49,8 @@ class RolloutTraces:
         rollout_id, now_s = grant.load.rollout_id, time.time()
         if self._sink is not None and rollout_id not in self._begun_s:  # a grant may be delivered twice
             self._begun_s[rollout_id] = now_s - grant.waited_s
-            self._add(rollout_id, "queue", now_s - grant.waited_s, now_s)
+            queued_s = grant.waited_s if grant.placement is None else grant.placement.waited_s
+            self._add(rollout_id, "queue", now_s - queued_s, now_s)
 
     def took(self, span: Span, result: object) -> None:
         """Record a completion or a tool call; a completion is split into parts if the engine reported times."""

@@ -1,11 +1,13 @@
 """The weights after each step of a stage, in the journal: `weights.jsonl`, one row per completed step.
 
 Rollouts that continue under newer weights have tokens of several versions. A resumed run keeps a turn if it knows the
-checksum of every version that sampled it, and repeats as many steps as are recorded here.
+checksum of every version that sampled it, and repeats as many steps as are recorded here, without the rollouts that
+were dropped from them.
 """
 
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError
@@ -25,6 +27,7 @@ class StepWeights:
     step: int
     version: int
     checksum: int
+    dropped: Mapping[str, str] = field(default_factory=dict[str, str])  # reasons by rollout id
 
 
 class WeightsRecord:
@@ -54,9 +57,19 @@ class WeightsRecord:
         row = self._rows.get(step)
         return row.version if row else None
 
-    def note(self, step: int, version: int, checksum: int) -> None:
-        """Record a completed step. If its weights differ from an earlier record, rows from this step on are removed."""
-        row = StepWeights(stage=self._stage, step=step, version=version, checksum=checksum)
+    def dropped(self, step: int) -> Mapping[str, str]:
+        """Reasons by id of the rollouts that this step was trained without; empty where the step is not recorded."""
+        row = self._rows.get(step)
+        return row.dropped if row else {}
+
+    def note(self, step: int, version: int, checksum: int, dropped: Mapping[str, str] | None = None) -> None:
+        """Record a completed step; `dropped`: as `dropped` returns them.
+
+        If it differs from an earlier record, rows from this step on are removed.
+        """
+        row = StepWeights(
+            stage=self._stage, step=step, version=version, checksum=checksum, dropped=dict(dropped or {})
+        )
         if self._rows.get(step) == row:
             return
         path = self._journal / WEIGHTS

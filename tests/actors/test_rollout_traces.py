@@ -14,7 +14,7 @@ from actors.generation.rollout_traces import Activity, RolloutTraces, Span
 from rstar_ray.telemetry.traces import ROOT, TraceFile, open_sink
 from rstar_ray.trajectory import Completion, EngineTimes
 from scheduler.records import Grant, RolloutLoad
-from tests.rstar_ray.fabricate import example_trajectories
+from tests.rstar_ray.fabricate import STAY, example_trajectories
 
 PLAYED = example_trajectories(1.0)[0]
 ROLLOUT = PLAYED.summary.rollout_id
@@ -55,6 +55,15 @@ def test_a_rollouts_parts_are_recorded_with_the_engines_own_times(tmp_path: Path
         "queue": 5.0, "engine queue": 1.0, "prefill": 1.0, "decode": 2.0, "tool": 0.5, "completion": 1.0,
         "verify": 0.25,
     }  # fmt: skip
+
+
+def test_the_trace_of_a_moved_rollout_does_not_show_its_time_on_another_replica_as_a_wait(tmp_path: Path):
+    recorder = traces(tmp_path / "traces.jsonl")
+    recorder.granted(Grant(load=LOAD, payload=None, waited_s=50.0, placement=replace(STAY, waited_s=2.0)))
+    recorder.ended(PLAYED)
+    recorder.close()
+    found = {span["name"]: seconds(span) for span in spans(tmp_path / "traces.jsonl")}
+    assert found["queue"] == pytest.approx(2.0, abs=0.01) and found[ROOT] >= 50.0
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, logged: list[str]):

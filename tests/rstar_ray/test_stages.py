@@ -175,6 +175,23 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert all("no space left" in line or "no module" in line for line in lines)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_with_a_staleness_an_evaluation_leaves_the_balancers_statistics_to_the_next_row(
+    tmp_path: Path, staleness: int
+):
+    """Rollouts of later steps run beside it."""
+    num_taken = 0
+
+    async def counted() -> None:
+        nonlocal num_taken
+        num_taken += 1
+
+    context = fake_context(SkilledPolicy(), services={"balancer_stats": counted})
+    config = stage("stage1", steps=4, evaluate__every_steps=2, staleness=staleness)
+    await train(config, tmp_path / "run", context, heldout=adding_problems(3, seed=1))
+    assert num_taken == 1 + 4 + (0 if staleness else 2)  # before the first step, for each row, after evaluations
+
+
 async def test_a_run_continues_without_its_rows_of_metrics_and_says_so(tmp_path: Path, logged: list[str]):
     config = stage("stage1", steps=3)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
@@ -955,6 +972,20 @@ async def test_a_kill_at_a_stages_early_end_does_not_lose_the_abandoned_rollouts
     whole, killed = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("whole", "killed"))
     assert killed == whole and len(killed[-1]["ids"]["abandoned"]) == 2 * 8 * 16
     assert not journaled.exists() and faults(tmp_path / "killed") == []
+
+
+async def test_a_repeated_step_is_trained_without_the_rollouts_that_it_had_lost_before_the_kill(tmp_path: Path):
+    config = stage("stage1", steps=4, staleness=1, checkpoint__every_steps=2)
+    policy = SkilledPolicy()
+    learner = Interrupted(policy)
+    learner.before = 2
+    with pytest.raises(InterruptedError):
+        await train(config, tmp_path, fake_context(policy, learner=learner, execute=UnreliableSandbox(fails_every=9)))
+    before = read_rows(tmp_path / "ledger.jsonl")
+    await train(config, tmp_path, fake_context(SkilledPolicy()))
+    after = read_rows(tmp_path / "ledger.jsonl")
+    assert before[0]["dropped"] > 0 and after[0] == before[0]
+    assert [row["dropped"] for row in after[2:]] == [0, 0] and faults(tmp_path) == []
 
 
 async def test_another_staleness_and_one_beyond_the_stage_are_logged(tmp_path: Path, logged: list[str]):

@@ -210,11 +210,12 @@ def test_the_statistics_of_a_step():
     statistics.sample(shown("static", (100, 40, 80), (300, 60, 120), waiting=9))
     statistics.sample(shown("static", (100, 60, 90), (300, 240, 290), in_flight=4))
     statistics.sample(shown("static", (100, 0, 0), (300, 40, 80), in_flight=1, waiting=2))
+    waiting = [Rollout(load("a"), known_since_s=0.0) for _ in range(198)]
+    for number, one in enumerate(waiting):
+        statistics.wait_begins(one, float(number))
     statistics.queue_blocked(QueueBlock.ROOM, 198.5)
-    for number in range(200):
-        waits = Rollout(load("a"), known_since_s=float(number))
-        statistics.wait_begins(waits, 199.0)
-        assert statistics.wait_ends(waits, 199.0) == {}
+    for one in waiting:
+        assert statistics.wait_ends(one, 199.0) == {QueueBlock.ROOM: 0.5}
     statistics.queue_blocked(None, 200.0)
     now = shown("static", (100, 0, 0), (300, 0, 0), preemptions=6, moves=5, recomputed_tokens=100)
     quarantined = replace(now.replicas[1], quarantine="reports 5 of 4")
@@ -224,7 +225,7 @@ def test_the_statistics_of_a_step():
         "balancer/kv_util_mean": pytest.approx((0.25 + 0.75 + 0.1) / 3), "balancer/kv_util_max": 0.75,
         "balancer/kv_reserved_mean": pytest.approx((0.5 + 0.95 + 0.2) / 3), "balancer/kv_reserved_max": 0.95,
         "balancer/num_preemptions": 1, "balancer/num_moves": 3, "balancer/num_recomputed_tokens": 30,
-        "balancer/wait_p50_s": 100.0, "balancer/wait_p99_s": 198.0, "balancer/preemption_risk": 0.0,
+        "balancer/wait_p50_s": 101.0, "balancer/wait_p99_s": 198.0, "balancer/preemption_risk": 0.0,
     }  # fmt: skip
     assert figures.details == {
         "rule": "static", "quarantined": ("r1: reports 5 of 4",), "faults": ("a fault",),
@@ -233,3 +234,16 @@ def test_the_statistics_of_a_step():
     assert set(statistics.take(now, [], 200.0).values.values()) == {0}
     statistics.sample(replace(now, replicas=(), waiting=3))
     assert not statistics.take(now, [], 200.0).values["balancer/queue_len_max"]  # without a replica there is no cache
+
+
+def test_only_the_time_in_the_queue_counts_as_a_wait():
+    balancer = fleet("least_requests", 1_000)
+    balancer.submit([load("a")])
+    balancer.now_s = 2.0
+    balancer.issue_orders(10)
+    balancer.now_s = 100.0
+    balancer.return_rollouts("r0", [(load("a", context=60, made=40), None)])
+    balancer.now_s = 103.0
+    balancer.issue_orders(10)
+    values = balancer.step_figures().values
+    assert (values["balancer/wait_p50_s"], values["balancer/wait_p99_s"]) == (3.0, 3.0)
