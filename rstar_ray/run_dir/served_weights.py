@@ -67,9 +67,7 @@ class WeightsRecord:
 
         If it differs from an earlier record, rows from this step on are removed.
         """
-        row = StepWeights(
-            stage=self._stage, step=step, version=version, checksum=checksum, dropped=dict(dropped or {})
-        )
+        row = StepWeights(stage=self._stage, step=step, version=version, checksum=checksum, dropped=dict(dropped or {}))
         if self._rows.get(step) == row:
             return
         path = self._journal / WEIGHTS
