@@ -8,6 +8,7 @@ python recipes/plan.py --scale mi300x-64 --dry-run
 The last command places stand-ins on a cluster of fake nodes, and shows where each actor runs.
 """
 
+import argparse
 import dataclasses
 import json
 import math
@@ -18,12 +19,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.launch.checks import check_files
+from actors.launch.checks import Start, check_files
 from actors.launch.command_line import chosen, config_in
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import RunConfig, leaves, with_values
+from rstar_ray.config.gpus import shares_gpus
 from rstar_ray.config.machines import Dtype, ZeroStage
 from rstar_ray.config.options import given, options_of, spelled, with_config_file
 from rstar_ray.config.run import OnInsufficientResources, Scale
@@ -44,7 +46,7 @@ from scheduler.planner.capacity import (
     stale_steps,
 )
 from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
-from scheduler.planner.gpus import EXPECTED, GPUS, Gpu, nearest_gpu
+from scheduler.planner.gpus import EXPECTED, GPUS, GPUS_PER_NODE, Gpu, nearest_gpu
 from scheduler.planner.model_shape import GB, QWEN3_14B, ModelShape, read_model
 from scheduler.planner.rule_choice import RuleTimes, of_size, recommended_rule, rule_times
 from scheduler.planner.step_time import engine_cost
@@ -121,10 +123,12 @@ class PlanConfig:
     liger: bool = RUN.learner.liger
     """--learner.liger of the run"""
     prompts: int = RUN.prompts_per_step
-    """--prompts-per-step of the run; rollouts drawn and kept per prompt are the defaults of a run"""
+    """--prompts-per-step of the run"""
     json: bool = False
     run_config: str = ""
-    """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them."""
+    """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them. Other
+    options win over them. Settings without an option here, such as the rollouts of a prompt, are those of this file,
+    without one the defaults of a run."""
 
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
@@ -140,12 +144,16 @@ class PlanConfig:
 
     def run(self) -> RunConfig:
         """The settings of the planned run. Raises `ConfigError` by the option's name here."""
+        run = run_in(self.run_config)
         values = {setting: getattr(self, name) for name, setting in SETTINGS.items()}
         values |= {"learner.ranks": self.gpus, "evaluate.max_response_tokens": 1}  # no evaluation is planned
+        # The planner compares placements and stalenesses; these values allow all of them.
+        values |= {"engine.gpus_per_replica": self.tensor_parallel, "learner.gpus_per_rank": 1, "staleness": 0}
+        values["learner.weights_by"] = "object_store" if run.learner.weights_by == "object_store" else "auto"
         if not self.gpu_memory_share:
             del values["engine.gpu_memory_share"]
         try:
-            return with_values(RUN, values)
+            return with_values(run, values)
         except ConfigError as refused:
             here = {spelled(setting): spelled(name) for name, setting in SETTINGS.items()}
             raise ConfigError(here.get(refused.field, refused.field), refused.problem, refused.hint) from None
@@ -159,7 +167,20 @@ class PlanConfig:
 
     def shape(self) -> StageShape:
         """Lengths and limits of the planned rollouts. Raises `ConfigError` for a trace that cannot be read."""
-        return shape_of_trace(self.trace) if self.trace else STAGES[self.stage]
+        if self.trace:
+            return shape_of_trace(self.trace)
+        run = run_in(self.run_config)
+        if not self.run_config or run.stage != self.stage:
+            return STAGES[self.stage]
+        limits = run.rollout
+        return replace(STAGES[self.stage], max_response_tokens=limits.max_response_tokens, max_turns=limits.max_turns)
+
+    def folder(self) -> str:
+        """The model's folder or its config.json; by default the folder from which the run of `run_config` starts."""
+        if self.model or not self.run_config:
+            return self.model
+        start = Start(asked=[run_in(self.run_config)], weights=False)
+        return str(start.start_folder(start.configs[0]))
 
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
@@ -168,13 +189,14 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
     asked = given(argv)
     dry_run, scale = "--dry-run" in asked, chosen("--scale", argv, ("", *SCALES), "")
     default = of_scale(scale) if scale and not dry_run else PlanConfig()
-    config = options_of(PlanConfig, argv, default=default, description=__doc__)
-    if config.run_config:
-        run = config_in(config.run_config)
-        for _, refused in check_files(run):
+    if file := _run_config_of(argv):
+        if scale:
+            raise ConfigError("--scale", "has no effect with --run-config, whose file names one", "leave one out")
+        for _, refused in check_files(run_in(file)):
             if refused is not None:
                 raise refused
-        config = options_of(PlanConfig, argv, default=of_run(run))
+        default = of_run(run_in(file), file)
+    config = options_of(PlanConfig, argv, default=default, description=__doc__)
     if config.trace and "--stage" in asked:
         raise ConfigError("--stage", "has no effect with --trace, whose lengths are planned", "leave one out")
     known = {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(PlanConfig)}
@@ -189,21 +211,42 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
     return config
 
 
+def _run_config_of(argv: Sequence[str]) -> str:
+    """The value of --run-config, which the other options' defaults depend on."""
+    words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    words.add_argument("--run-config", "--run_config", nargs="?", default="")
+    return words.parse_known_args(argv)[0].run_config or ""
+
+
+@lru_cache(maxsize=2)
+def run_in(file: str) -> RunConfig:
+    """The settings in a file of --run-config; without one the defaults of a run."""
+    return config_in(file) if file else RUN
+
+
 def of_scale(scale: str) -> PlanConfig:
     """With the GPUs and the settings of a scale."""
     return of_run(at_scale(STAGE_1.paper, scale, STAGE_1.tiny))
 
 
-def of_run(run: RunConfig) -> PlanConfig:
-    """With the settings of a run, and the GPUs of its scale."""
-    scale = run.scale
+def of_run(run: RunConfig, file: str = "") -> PlanConfig:
+    """With the settings of a run, which are those in `file` if it is given, and with its GPUs, in whole engines and
+    groups of `hpz_ranks`."""
+    scale, engine, learner = run.scale, run.engine, run.learner
     machines = MACHINES[scale]
     if not machines.gpus:
         raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows who sits where")
+    for option, dtype in (("--engine.dtype", engine.dtype), ("--learner.dtype", learner.dtype)):
+        if dtype != "bfloat16":
+            raise ConfigError(option, f"only bfloat16 is planned (got {dtype})", "give bfloat16")
+    reserved = math.ceil(engine.replicas * engine.gpus_per_replica + learner.ranks * learner.gpus_per_rank)
+    gpus = engine.replicas if shares_gpus(engine, learner) else reserved
+    unit = math.lcm(engine.tensor_parallel, learner.hpz_ranks)
     settings = leaves(run)
     of_the_run: dict[str, Any] = {name: settings[setting] for name, setting in SETTINGS.items()}
-    of_the_run |= {"scale": scale, "gpus": machines.nodes * machines.gpus, "gpu_memory_gb": machines.gpu_memory_gb}
-    of_the_run |= {"model": run.model, "stage": run.stage if run.stage in STAGES else PlanConfig.stage}
+    of_the_run |= {"scale": scale, "run_config": file, "gpu_memory_gb": machines.gpu_memory_gb}
+    of_the_run["gpus"] = max(1, gpus // unit) * unit
+    of_the_run["stage"] = run.stage if run.stage in STAGES else PlanConfig.stage
     return PlanConfig(**of_the_run)
 
 
@@ -248,10 +291,18 @@ def shape_of_trace(trace: str) -> StageShape:
 
 
 def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
-    """The colocated placement and the best separated one."""
-    model = shape_of(config.model)
+    """The colocated placement and the best separated one. Raises `ConfigError` for engines that vLLM cannot split."""
+    model, parallel = shape_of(config.folder()), config.tensor_parallel
+    if not model.splits(parallel):
+        sizes = [str(size) for size in range(1, GPUS_PER_NODE + 1) if model.splits(size) and config.gpus % size == 0]
+        raise ConfigError(
+            "--tensor-parallel",
+            f"vLLM cannot split the {model.heads} attention heads and {model.kv_heads} KV heads of {model.name} over "
+            f"{parallel} GPUs",
+            f"give one of {', '.join(sizes)}",
+        )
     gpu = config.planned_gpu()
-    stage, rollouts = config.shape(), config.prompts * GROUP_ROLLOUTS
+    stage, rollouts = config.shape(), rollouts_of(config)
     pools = pools_of(config.run(), engine_gpus=config.gpus, learner_gpus=config.gpus, colocated=True)
     pools = replace(pools, takes_rest=not config.gpu_memory_share)
     colocated = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
@@ -259,11 +310,19 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     return model, colocated, separated
 
 
+def rollouts_of(config: PlanConfig) -> int:
+    """Rollouts of a step."""
+    return config.prompts * config.run().algorithm.num_rollouts
+
+
 def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> str:
     """The memory of one GPU, line by line."""
     memory, tp, gpu = colocated.memory, config.tensor_parallel, config.planned_gpu()
     turns = ", one after the other" if memory.sleeps else ""
     activations = memory.activations
+    checkpointed, insides = (
+        ("checkpointed: ", "one") if config.run().learner.activation_checkpointing else ("", "every")
+    )
     billions = f"{model.parameters / 1e9:.1f}e9"
     rank = config.lora_rank
     served = f" + adapters of {adapter_parameters(model, rank) / 1e6:.0f}e6 x 2 bytes" if rank else ""
@@ -277,11 +336,12 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes{served} / TP {tp}",
             f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
             f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
-            f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
-            f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
+            f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, "
+            f"{checkpointed}layers' inputs {inputs_gb:.1f} GB, {insides} layer's inside, a chunk of logits, gathered "
+            "weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
-            f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
-            f" ({model.layers} layers x {model.kv_heads} heads x {model.head_dim} x 2 x 2 bytes)"
+            f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_of_gpu(tp) / 1024:g} KiB per token"
+            f" ({model.layers} layers x {model.kv_heads_of_gpu(tp)} heads x {model.head_dim} x 2 x 2 bytes)"
             f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
             f"  engine's share   {_share(memory, gpu.memory_gb):7.2f}      of the GPU, for its weights, buffers and KV"
             " (--engine.gpu-memory-share)",
@@ -296,8 +356,10 @@ def _share(memory: Memory, gpu_memory_gb: float) -> float:
 
 
 def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:
-    """The budgets of the RL stages, as a run with default settings writes them."""
-    return plan_checkpoint(model, replace(config.run().learner, ranks=ranks), RUN.checkpoint)
+    """The budgets of the RL stages."""
+    run = config.run()
+    best = run.evaluate.every_steps > 0
+    return plan_checkpoint(model, replace(run.learner, ranks=ranks), run.checkpoint, best=best)
 
 
 def _of_sft(checkpoint: CheckpointPlan) -> str:
@@ -331,9 +393,9 @@ def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
 
 
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
-    stage = config.shape()
+    stage, siblings = config.shape(), config.run().algorithm.num_rollouts
     lines = [
-        f"{model.name}, {config.trace or config.stage}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
+        f"{model.name}, {config.trace or config.stage}: {config.prompts} x {siblings} rollouts, at most"
         f" {stage.max_response_tokens} tokens and {stage.max_turns} turns. Computed, not measured.",
         "",
         arithmetic(config, model, colocated),
@@ -386,12 +448,14 @@ def by_staleness(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> 
         colocated=placement.name == "colocated",
     )
     pools = replace(pools, takes_rest=not config.gpu_memory_share or not pools.colocated)
-    rollouts, stage = config.prompts * GROUP_ROLLOUTS, config.shape()
+    rollouts, stage = rollouts_of(config), config.shape()
     return stale_steps(model, config.planned_gpu(), pools, placement.expected, stage=stage, rollouts=rollouts)
 
 
 def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
     awake = " --engine.no-sleep" if placement.memory.sleeps else ""
+    if awake and len(steps) > 1:
+        awake += f" --engine.gpu-memory-share {placement.awake_share:g}"
     times = ", ".join(
         f"--staleness {staleness}{awake * (staleness > 0)} {seconds:.0f} s" for staleness, seconds in steps.items()
     )
@@ -407,15 +471,21 @@ def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
 
 def by_rule(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str, RuleTimes]:
     """Simulated seconds of generation by placement rule."""
-    stage, replicas = config.shape(), placement.engine_gpus // config.tensor_parallel
+    stage, replicas, run = config.shape(), placement.engine_gpus // config.tensor_parallel, config.run()
     return rule_times(
         stage.recorded,
-        per_replica=config.prompts * GROUP_ROLLOUTS / replicas,
+        per_replica=rollouts_of(config) / replicas,
         replicas=replicas,
-        shape=EngineShape(kv_tokens=placement.kv_tokens_per_replica, max_running=config.max_running),
+        shape=EngineShape(
+            kv_tokens=placement.kv_tokens_per_replica,
+            block_tokens=run.engine.block_size,
+            max_running=config.max_running,
+            max_batched_tokens=run.engine.max_batched_tokens,
+        ),
         cost=engine_cost(model, config.planned_gpu(), EXPECTED, config.tensor_parallel),
         max_response_tokens=stage.max_response_tokens,
         max_turns=stage.max_turns,
+        placement=run.balancer,
     )
 
 

@@ -4,15 +4,16 @@ GB are 1e9 bytes. Times are from `scheduler.planner.step_time`, with a range for
 performance; calibrate them with your GPUs before you rely on them.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rstar_ray.algorithm.state_bytes import RankBytes, rank_bytes, state_bytes
-from rstar_ray.config import EngineConfig, LearnerConfig, RunConfig
+from rstar_ray.algorithm.state_bytes import BYTES, RankBytes, rank_bytes
+from rstar_ray.config import AlgorithmConfig, EngineConfig, LearnerConfig, OptimizerConfig, RunConfig
 from rstar_ray.config.gpus import WeightWay
-from scheduler.planner.gpus import EXPECTED, GPUS, OPTIMISTIC, PESSIMISTIC, Gpu, Shares
+from scheduler.planner.gpus import EXPECTED, GPUS, GPUS_PER_NODE, OPTIMISTIC, PESSIMISTIC, Gpu, Shares
 from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.planner.step_time import (
     PASSES,
@@ -36,22 +37,21 @@ ENGINE_OWN_GB = 2.7  # of an engine's share, for vLLM's activations, CUDA graphs
 
 # The defaults of a run.
 RUN = RunConfig()
-STATE = state_bytes(RUN.learner.dtype, RUN.learner.zero)
 LOGITS_CHUNK_TOKENS = RUN.learner.logprob_chunk_tokens
-GROUP_ROLLOUTS = RUN.algorithm.rollouts_per_prompt
-TRAINED_SHARE = RUN.algorithm.keep / GROUP_ROLLOUTS  # of the rollouts
-ANCHOR_PASSES = 1 if RUN.optimizer.updates_per_step > 1 else 0  # old log-probs by a separate pass
+GROUP_ROLLOUTS = RUN.algorithm.rollouts_per_prompt  # of a sample, whose lengths they do not change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The GPUs of engines and learner ranks, and the settings of both."""
+    """The GPUs of engines and learner ranks, and the settings that a step depends on."""
 
     engine_gpus: int
     learner_gpus: int
     colocated: bool  # an engine and a learner rank share every GPU
     engine: EngineConfig
     learner: LearnerConfig
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
     takes_rest: bool = False  # an engine takes all free memory, regardless of `gpu_memory_share`
 
     @property
@@ -109,6 +109,7 @@ class PoolPlan:
     most_s: float
     problems: tuple[str, ...] = ()
     weight_way: WeightWay = "object_store"  # how new weights reach the engines
+    awake_share: float = 0.0  # of a GPU's memory for an engine that no longer sleeps; 0: the engines do not sleep
 
     @property
     def step_s(self) -> float:
@@ -121,22 +122,36 @@ class PoolPlan:
         return f"{part} ({seconds / self.step_s:.0%})"
 
 
-def logits_gb(vocabulary: int, tokens: int) -> float:
+def logits_gb(vocabulary: int, tokens: int, chunk_tokens: int = LOGITS_CHUNK_TOKENS) -> float:
     """One chunk in the backward pass: log-probs, their gradients and those of the entropy, in float32."""
-    return 3 * min(LOGITS_CHUNK_TOKENS, tokens) * vocabulary * 4 / GB
+    return 3 * min(chunk_tokens, tokens) * vocabulary * 4 / GB
 
 
-def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
-    """With checkpointing: every layer's input, one layer's activations twice, a chunk of logits, a gathered layer."""
+def activations_gb(
+    model: ModelShape, micro_batch_tokens: int, *, checkpointing: bool = True, chunk_tokens: int = LOGITS_CHUNK_TOKENS
+) -> float:
+    """Every layer's input, the activations of one layer (without checkpointing of every layer), their gradients in one
+    layer, a chunk of logits, a gathered layer."""
     kept = micro_batch_tokens * model.hidden * 2 * model.layers
-    layer = 2 * micro_batch_tokens * (8 * model.hidden + 3 * model.intermediate) * 2
+    layers = (1 if checkpointing else model.layers) + 1
+    layer = layers * micro_batch_tokens * (8 * model.hidden + 3 * model.intermediate) * 2
     gathered = 2 * (model.parameters / model.layers + model.vocabulary * model.hidden) * 2
-    return (kept + layer + gathered) / GB + logits_gb(model.vocabulary, micro_batch_tokens)
+    return (kept + layer + gathered) / GB + logits_gb(model.vocabulary, micro_batch_tokens, chunk_tokens)
+
+
+def update_gb(model: ModelShape, learner: LearnerConfig) -> float:
+    """Activations of a learner rank in an update."""
+    return activations_gb(
+        model,
+        learner.micro_batch_tokens,
+        checkpointing=learner.activation_checkpointing,
+        chunk_tokens=learner.logprob_chunk_tokens,
+    )
 
 
 def way_of(pools: Pools) -> WeightWay:
-    """The default transfer of weights from these ranks to these engines."""
-    if pools.learner.lora_rank:
+    """The transfer of weights from these ranks to these engines."""
+    if pools.learner.lora_rank or pools.learner.weights_by == "object_store":
         return "object_store"
     if not pools.colocated:
         return "nccl"
@@ -151,6 +166,8 @@ def pools_of(config: RunConfig, *, engine_gpus: int, learner_gpus: int, colocate
         colocated=colocated,
         engine=config.engine,
         learner=config.learner,
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
     )
 
 
@@ -176,6 +193,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
         most_s=most.total_s,
         problems=_advised(lacks(model, gpu, stage, pools), model, gpu, stage, pools),
         weight_way=way_of(pools),
+        awake_share=awake(model, gpu, pools).memory_share if pools.sleeps else 0.0,
     )
 
 
@@ -193,8 +211,9 @@ def step_time(
         kv_tokens=max(kv_tokens_of(model, gpu, pools), longest_tokens(stage)),
         max_running=pools.engine.max_running,
         tensor_parallel=pools.tensor_parallel,
-        siblings=GROUP_ROLLOUTS,
+        siblings=pools.algorithm.num_rollouts,
     )
+    anchored = pools.optimizer.updates_per_step > 1  # old log-probs by a separate pass
     learned = learning(
         model,
         gpu,
@@ -202,9 +221,9 @@ def step_time(
         learner,
         sample,
         ranks=pools.learner_gpus,
-        rows=rollouts * TRAINED_SHARE,
+        rows=rollouts * pools.algorithm.keep / pools.algorithm.num_rollouts,
         trained_parameters=_trained_parameters(model, learner),
-        passes=PASSES - (not learner.activation_checkpointing) + ANCHOR_PASSES,
+        passes=PASSES - (not learner.activation_checkpointing) + anchored,
     )
     return StepTime(
         generation=generated,
@@ -220,37 +239,42 @@ def stale_steps(
     """Expected seconds of a step by staleness; `synchronous` is the time of a step without staleness.
 
     On shared GPUs, learner and engines are assumed to slow each other as if they took turns, so that rollouts of later
-    steps only fill the tail. On separate GPUs they fill the learner's time first, since a step's seats are free only
-    when it has ended. Engines that sleep allow no staleness: the times are of engines that do not sleep, if these fit.
+    steps only fill the tail. On separate GPUs engines decode beside the learner and the head. Engines that sleep allow
+    no staleness: the times are of `awake` engines, if these fit.
     """
     found = {0: synchronous.total_s}
     if pools.sleeps:
-        pools = replace(pools.with_engine(sleep=False), takes_rest=True)
+        pools = awake(model, gpu, pools)
         if lacks(model, gpu, stage, pools):
             return found
         synchronous = step_time(model, gpu, EXPECTED, pools, stage=stage, rollouts=rollouts)
     replicas, shares, parallel = _replicas(pools), EXPECTED, pools.tensor_parallel
     kv_tokens = max(kv_tokens_of(model, gpu, pools), longest_tokens(stage))
-    learner_s = synchronous.learning.total_s + synchronous.publish_s
+    update_s = synchronous.learning.total_s + synchronous.publish_s + synchronous.host_s
     for staleness in STALENESS[1:]:
-        ahead = staleness if pools.colocated else staleness - 1
-        generation_s = synchronous.generation.total_s
-        if ahead:
-            generation_s = overlapped_generation_s(
-                model,
-                gpu,
-                shares,
-                _sample(stage),
-                rollouts=rollouts / replicas,
-                kv_tokens=kv_tokens,
-                max_running=pools.engine.max_running,
-                tensor_parallel=parallel,
-                siblings=GROUP_ROLLOUTS,
-                ahead=ahead,
-            )
-        worked_s = generation_s + learner_s if pools.colocated else max(generation_s, learner_s)
-        found[staleness] = float(worked_s + synchronous.host_s)
+        spent_s = overlapped_generation_s(
+            model,
+            gpu,
+            shares,
+            _sample(stage),
+            rollouts=rollouts / replicas,
+            kv_tokens=kv_tokens,
+            max_running=pools.engine.max_running,
+            tensor_parallel=parallel,
+            siblings=pools.algorithm.num_rollouts,
+            ahead=staleness,
+            beside_s=None if pools.colocated else update_s,
+        )
+        found[staleness] = float(spent_s + update_s if pools.colocated else spent_s)
     return found
+
+
+def awake(model: ModelShape, gpu: Gpu, pools: Pools) -> Pools:
+    """The engines without sleep mode, each with its share of memory, or with all that is free beside an update."""
+    free = 1 - gpu.runtime_share - learner_gb(model, pools) / gpu.memory_gb
+    share = max(0.01, math.floor(100 * free - 1e-9) / 100)  # lower ones are refused as settings
+    share = min(share, pools.memory_share or share)
+    return replace(pools.with_engine(sleep=False, gpu_memory_share=share), takes_rest=False)
 
 
 def recommended(steps: Mapping[int, float]) -> int:
@@ -306,22 +330,28 @@ def longest_tokens(stage: StageShape) -> int:
 def _held(model: ModelShape, pools: Pools) -> RankBytes:
     """Bytes that a learner rank holds for the trained parameters."""
     trained = _trained_parameters(model, pools.learner)
-    return rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.learner.zero, ranks=pools.learner_gpus)
+    return rank_bytes(trained, dtype=pools.learner.dtype, zero=pools.learner.zero, ranks=pools.learner_gpus)
 
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
     """A learner rank's share of weights, gradients, optimizer state, and hpZ's copy of the weights; of frozen weights
     only the weights."""
     held, learner = _held(model, pools), pools.learner
-    others = model.parameters * STATE.weight / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
+    weights = model.parameters * BYTES[learner.dtype]
+    others = weights / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
     if learner.lora_rank:
-        others = model.parameters * STATE.weight / (pools.learner_gpus if learner.zero == 3 else 1)
+        others = weights / (pools.learner_gpus if learner.zero == 3 else 1)
     return (held.state - (held.offloaded if learner.offload else 0.0) + others) / GB
 
 
 def buckets_gb(model: ModelShape, pools: Pools) -> float:
     """Buckets of a learner rank for the reduction of gradients over ranks."""
     return _held(model, pools).bucket / GB
+
+
+def learner_gb(model: ModelShape, pools: Pools) -> float:
+    """Memory of a learner rank in an update."""
+    return trained_gb(model, pools) + buckets_gb(model, pools) + update_gb(model, pools.learner)
 
 
 def adapter_parameters(model: ModelShape, rank: int) -> float:
@@ -333,55 +363,56 @@ def adapter_parameters(model: ModelShape, rank: int) -> float:
 
 def adapters_gb(model: ModelShape, rank: int) -> float:
     """The size of adapters in engines, in bfloat16."""
-    return adapter_parameters(model, rank) * STATE.weight / GB
+    return adapter_parameters(model, rank) * BYTES["bfloat16"] / GB
 
 
 def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Memory of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
-    activations = activations_gb(model, pools.learner.micro_batch_tokens) if pools.colocated else 0.0
+    activations = update_gb(model, pools.learner) if pools.colocated else 0.0
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
     adapters = adapters_gb(model, pools.learner.lora_rank) if pools.learner.lora_rank else 0.0
     weights = (model.weights_gb + adapters) / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     update = 0.0 if pools.sleeps else buckets + activations
     left = gpu.memory_gb - weights - trained - update - runtime
+    kv = min(left, pools.memory_share * gpu.memory_gb - weights - ENGINE_OWN_GB) if pools.memory_share else left
+    if given := pools.engine.kv_tokens:
+        kv = min(kv, given * model.kv_bytes_of_gpu(pools.tensor_parallel) / GB)
     return Memory(
         engine_weights=weights,
         trained_state=trained,
         buckets=buckets,
         activations=activations,
         runtime=runtime,
-        kv=min(left, pools.memory_share * gpu.memory_gb - weights - ENGINE_OWN_GB) if pools.memory_share else left,
+        kv=kv,
         sleeps=pools.sleeps,
     )
 
 
 def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
     """KV capacity of one replica, in whole blocks."""
-    kv_gb = engine_memory(model, gpu, pools).kv
-    return (
-        max(0, int(kv_gb * pools.tensor_parallel * GB / model.kv_bytes_per_token))
-        // RUN.engine.block_size
-        * RUN.engine.block_size
-    )
+    kv_gb, block = engine_memory(model, gpu, pools).kv, pools.engine.block_size
+    tokens = max(0, int(kv_gb * GB / model.kv_bytes_of_gpu(pools.tensor_parallel) + 1e-6))
+    return tokens // block * block
 
 
 def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
     """The parts that do not fit, as text for the user."""
     problems: list[str] = []
     kv_tokens = kv_tokens_of(model, gpu, pools)
-    longest = max(longest_tokens(stage), pools.engine.max_context_tokens)  # vLLM does not start with less
-    if kv_tokens < longest:
+    longest, context, block = longest_tokens(stage), pools.engine.max_context_tokens, pools.engine.block_size
+    if kv_tokens < max(longest + block, context):  # vLLM keeps a block, and does not start with less than a context
         kv_gb = engine_memory(model, gpu, pools).kv
-        problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
-    trained = trained_gb(model, pools)
-    update = buckets_gb(model, pools) + activations_gb(model, pools.learner.micro_batch_tokens)
-    learner_gb = trained + update
+        problems.append(
+            f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {max(longest, context)}, and "
+            f"vLLM keeps a block of {block}"
+        )
+    learner = learner_gb(model, pools)
     runtime = gpu.memory_gb * gpu.runtime_share
-    beside = trained if pools.sleeps else learner_gb  # what the learner holds beside a running engine
-    if learner_gb + runtime > gpu.memory_gb:
-        problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
+    beside = trained_gb(model, pools) if pools.sleeps else learner  # what the learner holds beside a running engine
+    if learner + runtime > gpu.memory_gb:
+        problems.append(f"a learner rank needs {learner:.1f} GB and {runtime:.1f} GB of runtime")
     elif pools.colocated and pools.memory_share * gpu.memory_gb + beside + runtime > gpu.memory_gb:
         problems.append(
             f"an engine's share of {pools.memory_share:g} is {pools.memory_share * gpu.memory_gb:.1f} GB, and beside a "
@@ -393,24 +424,25 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
 def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
     """The smallest single changes with which everything fits, one of each kind; if there are none, pairs of changes."""
     found: dict[str, str] = {}
-    for kind, change, other_gpu, other in _changes(gpu, pools):
+    for kind, change, other_gpu, other in _changes(model, gpu, pools):
         if kind not in found and not lacks(model, other_gpu, stage, other):
             found[kind] = change
     if found:
         return list(found.values())
-    for kind, change, other_gpu, other in _changes(gpu, pools):
-        for also, more, last_gpu, last in _changes(other_gpu, other):
+    for kind, change, other_gpu, other in _changes(model, gpu, pools):
+        for also, more, last_gpu, last in _changes(model, other_gpu, other):
             pair = " and ".join(sorted((kind, also)))
             if also != kind and pair not in found and not lacks(model, last_gpu, stage, last):
                 found[pair] = f"{change} and {more}"
     return list(found.values())[:3]
 
 
-def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
+def _changes(model: ModelShape, gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
     """Each change as (kind, text, result); within a kind the smallest change first."""
     gpus = pools.engine_gpus if pools.colocated else pools.engine_gpus + pools.learner_gpus
     for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
-        if parallel <= 8 and pools.engine_gpus % parallel == 0:  # an engine is within one node
+        within = parallel <= GPUS_PER_NODE  # as an engine is
+        if within and pools.engine_gpus % parallel == 0 and model.splits(parallel):
             words = f"--engine.tensor-parallel {parallel} instead of {pools.tensor_parallel}"
             yield "parallel", words, gpu, pools.with_engine(tensor_parallel=parallel)
     if pools.colocated and not pools.engine.sleep:

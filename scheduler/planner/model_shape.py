@@ -33,6 +33,19 @@ class ModelShape:
         """Keys and values of every layer in bf16."""
         return self.layers * self.kv_heads * self.head_dim * 2 * 2
 
+    def kv_heads_of_gpu(self, tensor_parallel: int) -> int:
+        """KV heads on each GPU of a replica. vLLM copies them where there are more GPUs than heads."""
+        return max(1, self.kv_heads // tensor_parallel)
+
+    def kv_bytes_of_gpu(self, tensor_parallel: int) -> int:
+        """`kv_bytes_per_token` on each GPU of a replica."""
+        return self.kv_bytes_per_token // self.kv_heads * self.kv_heads_of_gpu(tensor_parallel)
+
+    def splits(self, tensor_parallel: int) -> bool:
+        """Whether vLLM can split the model over this many GPUs: each has equally many heads, and whole KV heads."""
+        more, fewer = max(self.kv_heads, tensor_parallel), min(self.kv_heads, tensor_parallel)
+        return self.heads % tensor_parallel == 0 and more % fewer == 0
+
     @property
     def layer_parameters(self) -> tuple[int, ...]:
         """Parameters of each matrix of a layer, in the order of the model's files."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes
+from rstar_ray.algorithm.state_bytes import BYTES
 from rstar_ray.config import RunConfig
-from scheduler.planner.capacity import activations_gb, adapter_parameters, plan_pools, pools_of, publish_parts
+from scheduler.planner.capacity import Pools, adapter_parameters, learner_gb, plan_pools, pools_of, publish_parts
 from scheduler.planner.gpus import EXPECTED, nearest_gpu
 from scheduler.planner.model_shape import GB, ModelShape
 from scheduler.traces.stage_traces import StageShape
@@ -87,13 +87,17 @@ def _events(config: RunConfig, seen: Seen) -> list[Line]:
 
 def _bytes(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
     published = [row["publish/num_bytes"] for row in seen.steps if "publish/num_bytes" in row]
-    weights = model.parameters * BYTES[config.learner.dtype]
-    trained = adapter_parameters(model, config.learner.lora_rank) if config.learner.lora_rank else model.parameters
-    frozen = model.parameters if config.learner.lora_rank else 0.0
+    each, float32 = BYTES[config.learner.dtype], BYTES["float32"]
+    sent = exported = model.parameters * each
+    saved = 3 * float32 * model.parameters
+    if config.learner.lora_rank:  # a checkpoint has the adapters twice, and the model merged in float32
+        adapters = adapter_parameters(model, config.learner.lora_rank)
+        sent, exported = adapters * each, model.parameters * float32
+        saved = (3 * float32 + each) * adapters + float32 * model.parameters
     planned = {
-        "weights published": (weights, published[-1] if published else None),
-        "model in the checkpoint": (weights, seen.model_bytes),
-        "learner in the checkpoint": (12 * trained + 4 * frozen, seen.learner_bytes),
+        "weights published": (sent, published[-1] if published else None),
+        "model in the checkpoint": (exported, seen.model_bytes),
+        "learner in the checkpoint": (saved, seen.learner_bytes),
     }
     return [_near(what, expected, found) for what, (expected, found) in planned.items()]
 
@@ -106,22 +110,27 @@ def _near(what: str, planned: float, seen: float | None) -> Line:
 
 def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
     """On a device the plan is an upper bound. On a host nothing is planned: libraries dominate."""
-    learner = config.learner
     held = [memory for row in seen.steps if (memory := _memory_by_type(row))]
     lines = [
         Line(what=f"{kind}, host", planned=None, seen=held[-1][kind] / GB, unit="GB")
         for kind in (sorted(held[-1]) if held else ())
         if kind != "learner_device"
     ]
-    state = rank_bytes(model.parameters, dtype=learner.dtype, zero=learner.zero, ranks=learner.ranks)
-    copied = model.parameters * BYTES[learner.dtype] / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
-    kept = (state.state - (state.offloaded if learner.offload else 0.0) + copied + state.bucket) / GB
-    planned = kept + activations_gb(model, learner.micro_batch_tokens)
+    planned = learner_gb(model, _pools(config))
     device = max((row.get("learner_device", 0) for row in held), default=0) / GB
-    if learner.gpus_per_rank:
+    if config.learner.gpus_per_rank:
         wrong = not 0 < device < MEMORY_FACTOR * planned
         lines.append(Line(what="a rank, device", planned=planned, seen=device or None, unit="GB", wrong=wrong))
     return lines
+
+
+def _pools(config: RunConfig) -> Pools:
+    return pools_of(
+        config,
+        engine_gpus=config.engine.replicas * config.engine.tensor_parallel,
+        learner_gpus=config.learner.ranks,
+        colocated=not config.learner.own_gpus,
+    )
 
 
 def _memory_by_type(row: Mapping[str, Any]) -> dict[str, float]:
@@ -140,12 +149,7 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
     if config.engine.gpus_per_replica:
         budget = config.rollout.max_response_tokens
         stage = StageShape(max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget)
-        pools = pools_of(
-            config,
-            engine_gpus=config.engine.replicas * config.engine.tensor_parallel,
-            learner_gpus=config.learner.ranks,
-            colocated=not config.learner.own_gpus,
-        )
+        pools = _pools(config)
         rollouts = config.prompts_per_step * config.algorithm.num_rollouts
         gpu = nearest_gpu(gpu_memory_gb)
         time = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts).expected

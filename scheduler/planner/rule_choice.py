@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rstar_ray.config import BalancerConfig
+from scheduler.balancer import PLACEMENT
 from scheduler.cost import EngineCost
 from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import Simulator, SimulatorSettings
@@ -33,6 +35,7 @@ def rule_times(
     cost: EngineCost,
     max_response_tokens: int,
     max_turns: int,
+    placement: BalancerConfig = PLACEMENT,
 ) -> dict[str, RuleTimes]:
     """Times of every rule in `COMPARED`, on at most `REPLICAS` replicas with `per_replica` rollouts each, or
     `MOST_ROLLOUTS` together.
@@ -42,7 +45,12 @@ def rule_times(
     """
     replicas = min(replicas, REPLICAS)
     settings = SimulatorSettings(
-        replicas=replicas, shape=shape, cost=cost, max_response_tokens=max_response_tokens, max_turns=max_turns
+        replicas=replicas,
+        shape=shape,
+        cost=cost,
+        max_response_tokens=max_response_tokens,
+        max_turns=max_turns,
+        placement=placement,
     )
     step = of_size(rollouts, min(MOST_ROLLOUTS, max(1, round(per_replica * replicas))))
     times = dict[str, RuleTimes]()

@@ -8,6 +8,7 @@ Legend: B sequences that decode together, K their context tokens, P parameters, 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,21 +96,22 @@ def decode_step_s(
     model: ModelShape, gpu: Gpu, shares: Shares, tensor_parallel: int, running: float, context: float
 ) -> float:
     """One decode step of a replica with `running` sequences, whose contexts have `context` tokens together."""
-    bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth * tensor_parallel
+    bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth  # of one GPU
     flops = gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel
-    linear_s = max(model.weights_gb * GB / bandwidth, running * 2 * model.matmul_parameters / flops)
-    return linear_s + context * model.kv_bytes_per_token / bandwidth + shares.launch_s
+    weights_s = model.weights_gb * GB / (bandwidth * tensor_parallel)
+    linear_s = max(weights_s, running * 2 * model.matmul_parameters / flops)
+    return linear_s + context * model.kv_bytes_of_gpu(tensor_parallel) / bandwidth + shares.launch_s
 
 
 def engine_cost(model: ModelShape, gpu: Gpu, shares: Shares, tensor_parallel: int) -> EngineCost:
     """The same costs for the simulator, whose decode step adds reading the weights and computing with them."""
-    bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth * tensor_parallel
+    bandwidth = gpu.bandwidth_tb_s * 1e12 * shares.decode_bandwidth  # of one GPU
     flops = gpu.matmul_tflops * 1e12 * shares.matmul * tensor_parallel
     token_s = 2 * model.matmul_parameters / flops
     return EngineCost(
-        fixed_s=model.weights_gb * GB / bandwidth + shares.launch_s,
+        fixed_s=model.weights_gb * GB / (bandwidth * tensor_parallel) + shares.launch_s,
         per_sequence_s=token_s,
-        per_context_s=model.kv_bytes_per_token / bandwidth,
+        per_context_s=model.kv_bytes_of_gpu(tensor_parallel) / bandwidth,
         per_prefill_s=token_s,
         per_prefill_context_s=4 * model.layers * model.heads * model.head_dim / (flops * shares.attention),
     )
@@ -155,27 +157,30 @@ def overlapped_generation_s(
     tensor_parallel: int,
     siblings: int,
     ahead: int,
+    beside_s: float | None = None,
 ) -> float:
     """Seconds of generation in a step of a long stage, in which draws of `ahead` later steps run beside each.
 
-    As `generation`; a draw begins when the draw `ahead` + 1 before it has ended. While tools delay a draw's end,
-    `ahead` others fill the seats.
+    As `generation`; a draw begins when the step `ahead` + 1 before its own has ended. While tools delay a draw's end,
+    `ahead` others fill the seats. `beside_s`: on separate GPUs, the time from a draw's end to its step's, in which
+    engines decode later draws; the result is then the whole step. None: engines wait meanwhile, which is not counted.
     """
     order, chosen = _chosen(sample, rollouts)
     rng = np.random.default_rng(0)
     draws = [rng.permutation(chosen) for _ in range(ahead + 1 + STEADY_DRAWS)]
-    ran = _run(model, gpu, shares, order, draws, ahead, kv_tokens, max_running, tensor_parallel)
-    first = ahead + 1
-    steady_s = (ran.ends_s[first + STEADY_DRAWS - 1 - ahead] - ran.ends_s[first - 1]) / (STEADY_DRAWS - ahead)
     prefill_s = _prefill_s(model, gpu, shares, order, chosen, tensor_parallel, siblings)
-    return steady_s + prefill_s + _tail_tools_s(order) / (ahead + 1)
+    tools_s = _tail_tools_s(order)
+    others = (0.0, 0.0, 0.0) if beside_s is None else (prefill_s, tools_s, beside_s)
+    ran = _run(model, gpu, shares, order, draws, ahead, kv_tokens, max_running, tensor_parallel, *others)
+    steady_s = (ran.ends_s[STEADY_DRAWS] - ran.ends_s[ahead]) / (STEADY_DRAWS - ahead)
+    return steady_s + prefill_s + tools_s / (ahead + 1) if beside_s is None else steady_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
     """Times of decoding some draws on one replica, in seconds."""
 
-    ends_s: Sequence[float]  # of each draw
+    ends_s: Sequence[float]  # of each draw's step
     half_empty_s: float  # when half of the seats became empty and stayed so
     sequence_s: float  # over all sequences
 
@@ -196,7 +201,12 @@ def _run(
     kv_tokens: int,
     max_running: int,
     tensor_parallel: int,
+    prefill_s: float = 0.0,
+    tools_s: float = 0.0,
+    beside_s: float = 0.0,
 ) -> _Ran:
+    """`prefill_s`: of a draw, when it begins. A draw ends `tools_s` after its last token, and its step `beside_s`
+    later; steps end in order."""
     chosen = np.concatenate(draws)
     draw_of = np.repeat(np.arange(len(draws)), len(draws[0]))
     prompts = np.array([order[at].prompt_tokens for at in chosen], float)
@@ -207,11 +217,15 @@ def _run(
 
     stride = max(1.0, generated.sum() / seats / LOOKS / len(draws))
     left, context, grows, of = (np.zeros(0) for _ in range(4))
-    following, passed_s, half_empty_s, sequence_s = 0, 0.0, math.nan, 0.0
+    begun, following, passed_s, half_empty_s, sequence_s = 0, 0, 0.0, math.nan, 0.0
     unfinished, ends_s = [len(draw) for draw in draws], list[float]()
     while following < len(chosen) or len(left):
-        begun = min(len(draws), len(ends_s) + 1 + ahead) * len(draws[0])
-        if free := min(seats - len(left), begun - following):
+        begins = min(len(draws), bisect_right(ends_s, passed_s) + 1 + ahead)
+        passed_s, begun = passed_s + (begins - begun) * prefill_s, begins
+        if not len(left) and following == begun * len(draws[0]):  # until a step ends
+            passed_s = ends_s[begun - 1 - ahead]
+            continue
+        if free := min(seats - len(left), begun * len(draws[0]) - following):
             coming = slice(following, following + free)
             held_now = ((left, generated), (context, prompts), (grows, growth), (of, draw_of))
             left, context, grows, of = (np.concatenate([now, every[coming]]) for now, every in held_now)
@@ -228,7 +242,7 @@ def _run(
         for draw in of[~running]:
             unfinished[int(draw)] -= 1
         while len(ends_s) < len(draws) and not unfinished[len(ends_s)]:
-            ends_s.append(passed_s)
+            ends_s.append(max(passed_s + tools_s, ends_s[-1] if ends_s else 0.0) + beside_s)
         left, context, grows, of = left[running], context[running], grows[running], of[running]
     return _Ran(ends_s, passed_s if math.isnan(half_empty_s) else half_empty_s, sequence_s)
 

@@ -39,7 +39,7 @@ def lower_bound(rollouts: Sequence[TraceRollout], *, replicas: int, cost: Engine
     for rollout in rollouts:
         context = float(rollout.prompt_tokens)
         shared = rollout.prompt_tokens // block * block * (1.0 - 1.0 / siblings[rollout.group])
-        alone = cost.step_s(1, 0) - cost.fixed_s + cost.prefill_s(rollout.prompt_tokens, 0)  # first token: its own step
+        alone = cost.prefill_s(rollout.prompt_tokens, 0)
         own = cost.prefill_s(rollout.prompt_tokens, 0) / siblings[rollout.group]
         for place, turn in enumerate(rollout.turns):
             n = turn.completion_tokens

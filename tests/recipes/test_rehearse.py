@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from recipes.rehearse import REHEARSAL, rehearse
-from rstar_ray.config import RunConfig
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.scales import MACHINES, at_scale
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_random_model
+from scheduler.planner.capacity import adapter_parameters
 from scheduler.planner.model_shape import QWEN3_14B, ModelShape
 from scheduler.planner.rehearsal import Seen, compared
 
@@ -59,6 +60,21 @@ def test_on_gpus_memory_and_times_are_held_against_the_plan():
     assert wrong(replace(seen, steps=hot), run, QWEN3_14B) == {"a rank, device"}
     blind = tuple({name: one[name] for name in one if "device" not in name} for one in rows)
     assert wrong(replace(seen, steps=blind), run, QWEN3_14B) == {"a rank, device"}
+
+
+@pytest.mark.parametrize(("scale", "model"), [("tiny", SMALL), ("mi300x-64", QWEN3_14B)])
+def test_adapters_are_published_and_the_model_is_exported_merged_in_float32(scale: str, model: ModelShape):
+    run = with_values(config(scale), {"learner.lora_rank": 16})
+    each = 4 if scale == "tiny" else 2
+    adapters = adapter_parameters(model, 16)
+    rows = tuple(row(**{"publish/num_bytes": each * adapters, "memory_bytes/learner_device": 38e9}) for _ in range(3))
+    seen = replace(
+        GOOD, steps=rows, model_bytes=int(4 * model.parameters), evaluations=int(scale == "tiny"),
+        learner_bytes=int(12 * adapters + each * adapters + 4 * model.parameters),
+    )  # fmt: skip
+    assert wrong(seen, run, model) == set()
+    whole = tuple(one | {"publish/num_bytes": each * model.parameters} for one in rows)
+    assert wrong(replace(seen, steps=whole), run, model) == {"weights published"}
 
 
 def test_what_is_refused_is_refused_before_random_weights_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from actors.weights.buckets import WeightEntry, plan_buckets, size_of
 from actors.weights.model_parameters import linear_layers, parameter_shapes
-from recipes.plan import PlanConfig, of_scale, plan, report, staleness_line
+from recipes.plan import PlanConfig, by_staleness, checkpoints, of_scale, parsed, plan, report, staleness_line
 from rstar_ray.algorithm.state_bytes import rank_bytes
-from rstar_ray.config import CheckpointConfig, LearnerConfig
+from rstar_ray.config import CheckpointConfig, LearnerConfig, RunConfig
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
     ENGINE_OWN_GB,
@@ -19,7 +20,9 @@ from scheduler.planner.capacity import (
     activations_gb,
     adapter_parameters,
     apart,
+    awake,
     engine_memory,
+    kv_tokens_of,
     lacks,
     plan_pools,
     recommended,
@@ -29,10 +32,10 @@ from scheduler.planner.capacity import (
 )
 from scheduler.planner.checkpoint_cost import plan_checkpoint
 from scheduler.planner.gpus import EXPECTED, GPUS, Gpu
-from scheduler.planner.model_shape import QWEN3_14B, read_model
-from scheduler.planner.step_time import decode_step_s, learning
-from scheduler.traces.stage_traces import STAGES, synthetic
-from scheduler.traces.trace import TraceRollout
+from scheduler.planner.model_shape import QWEN3_14B, ModelShape, read_model
+from scheduler.planner.step_time import decode_step_s, engine_cost, learning
+from scheduler.traces.stage_traces import STAGES, StageShape, synthetic
+from scheduler.traces.trace import TraceRollout, TraceTurn
 from tests import derived
 
 CONFIG_14B = {
@@ -108,6 +111,36 @@ def test_a_decode_step_reads_weights_and_contexts_once():
     step_s = decode_step_s(QWEN3_14B, gpu, EXPECTED, 1, 64, 64 * 2_000)
     read = 2 * 14.8e9 + 64 * 2_000 * 40 * 8 * 128 * 2 * 2
     assert step_s == pytest.approx(read / bandwidth + EXPECTED.launch_s)
+
+
+QWEN25_7B = ModelShape(
+    name="Qwen2.5-7B", parameters=7.6e9, layers=28, hidden=3_584, intermediate=18_944, heads=28, kv_heads=4,
+    head_dim=128, vocabulary=152_064,
+)  # fmt: skip
+
+
+def test_more_gpus_than_kv_heads_hold_copies_of_the_heads():
+    gpu, many = Gpu(), replace(QWEN25_7B, heads=32)  # can be split over 8
+    four, eight = (engine_memory(many, gpu, shared(8, parallel)).kv for parallel in (4, 8))
+    tokens = [kv_tokens_of(many, gpu, shared(8, parallel)) for parallel in (4, 8)]
+    assert tokens[1] / tokens[0] == pytest.approx(eight / four, rel=1e-4)  # not twice as many
+    costs = [engine_cost(many, gpu, EXPECTED, parallel).per_context_s for parallel in (2, 4, 8)]
+    assert costs[0] == 2 * costs[1] and costs[2] == costs[1]
+    read = [decode_step_s(many, gpu, EXPECTED, parallel, 1, 1e6) for parallel in (4, 8)]
+    assert read[0] - read[1] == pytest.approx(many.weights_gb / 8 / (gpu.bandwidth_tb_s * 1e3 * 0.6))
+
+
+def test_only_splits_that_vllm_accepts_are_planned():
+    assert [size for size in range(1, 9) if QWEN25_7B.splits(size)] == [1, 2, 4]
+    assert [size for size in range(1, 13) if replace(QWEN25_7B, heads=48).splits(size)] == [1, 2, 4, 8, 12]
+    gpu, stage = Gpu(memory_gb=24.0), STAGES["stage1"]
+    pools = apart(shared(64).with_learner(offload=True, micro_batch_tokens=2_048), 8, 56)
+    odd, even = (remedies(replace(QWEN25_7B, heads=heads, parameters=65e9), gpu, stage, pools) for heads in (28, 32))
+    eight = "--engine.tensor-parallel 8 instead of 1"
+    assert eight in even and odd == [change for change in even if change != eight] != []
+    problem = r"--tensor-parallel: vLLM cannot split the 40 attention heads and 8 KV heads of Qwen3-14B over 5 GPUs"
+    with pytest.raises(ConfigError, match=problem + r"\. Hint: give 1 or 2 or 4"):
+        plan(PlanConfig(gpus=20, tensor_parallel=5))
 
 
 def of_update(**changes: object):
@@ -232,20 +265,51 @@ def test_rollouts_of_later_steps_shorten_a_step_of_engines_and_learners_that_tak
     assert turns[0] / turns[1] < 1.5 and recommended(turns) > 0
     sleeping = shared(64).with_engine(sleep=True)
     asleep = stale_steps(QWEN3_14B, gpu, sleeping, placement.expected, stage=stage, rollouts=16_384)
-    assert asleep == turns  # a staleness excludes sleep
+    beside = awake(QWEN3_14B, gpu, sleeping)  # a staleness excludes sleep
+    assert asleep == stale_steps(QWEN3_14B, gpu, beside, placement.expected, stage=stage, rollouts=16_384)
     small = Gpu(memory_gb=60.0)
     assert lacks(QWEN3_14B, small, stage, sleeping.with_engine(sleep=False))
     alone = stale_steps(QWEN3_14B, small, sleeping, placement.expected, stage=stage, rollouts=16_384)
     assert alone == {0: placement.step_s} and recommended(alone) == 0
 
 
-def test_on_separate_gpus_the_learners_time_is_filled_first():
-    gpu, stage, pools = Gpu(memory_gb=192.0), STAGES["stage1"], apart(shared(64), 40, 24)
+def test_engines_that_no_longer_sleep_have_the_share_of_memory_that_is_recommended():
+    asleep = of_scale("gpu-8")
+    model, placement, _ = plan(asleep)
+    steps = by_staleness(asleep, model, placement)
+    share = placement.awake_share
+    assert f"--staleness 1 --engine.no-sleep --engine.gpu-memory-share {share:g} {steps[1]:.0f} s" in staleness_line(
+        placement, steps
+    )
+    beside = replace(asleep, sleep=False, gpu_memory_share=share)
+    _, other, _ = plan(beside)
+    assert not other.problems and by_staleness(beside, model, other)[1] == steps[1]
+    assert plan(replace(beside, gpu_memory_share=share + 0.01))[1].problems
+    smaller = replace(asleep, gpu_memory_share=0.5)
+    assert plan(smaller)[1].awake_share == 0.5
+
+
+def test_on_separate_gpus_a_draw_begins_when_the_step_a_staleness_before_has_ended():
+    """Rollouts that hardly slow each other: each draw takes as long as alone, so that a step with its draw takes a
+    synchronous step's time, and one step ends in each part of it."""
+    alike = StageShape(
+        max_response_tokens=2_000, max_turns=1, mean_response_tokens=2_000,
+        recorded=(TraceRollout("a", 100, (TraceTurn(2_000),)),) * 8,
+    )  # fmt: skip
+    gpu, pools = Gpu(memory_gb=192.0), apart(shared(8), 4, 4)
+    expected = plan_pools(QWEN3_14B, gpu, pools, stage=alike, rollouts=8).expected
+    update_s = expected.total_s - expected.generation.total_s
+    assert update_s < expected.generation.total_s / 2
+    steps = stale_steps(QWEN3_14B, gpu, pools, expected, stage=alike, rollouts=8)
+    assert steps[1] == pytest.approx(steps[0] / 2, rel=0.02) and steps[2] == pytest.approx(steps[0] / 3, rel=0.04)
+
+
+def test_on_separate_gpus_no_step_is_shorter_than_the_learners_part():
+    gpu, stage, pools = Gpu(memory_gb=192.0), STAGES["stage1"], apart(shared(64), 56, 8)
     expected = plan_pools(QWEN3_14B, gpu, pools, stage=stage, rollouts=16_384).expected
     steps = stale_steps(QWEN3_14B, gpu, pools, expected, stage=stage, rollouts=16_384)
-    learner_s = expected.learning.total_s + expected.publish_s
-    assert steps[1] == pytest.approx(max(expected.generation.total_s, learner_s) + expected.host_s)
-    assert steps[2] <= steps[1] < steps[0]
+    assert steps[2] == pytest.approx(steps[1])
+    assert steps[1] == pytest.approx(expected.learning.total_s + expected.publish_s + expected.host_s)
 
 
 def test_a_staleness_that_gains_next_to_nothing_is_not_recommended():
@@ -263,3 +327,70 @@ def test_the_reason_for_a_staleness_is_that_of_its_times():
         (asleep, {0: 611.0}, "(a larger one needs --engine.no-sleep, which does not fit)."),
     ):
         assert staleness_line(placement, steps).endswith(reason)
+
+
+SMALL_CONFIG = CONFIG_14B | {
+    "hidden_size": 1_024, "intermediate_size": 3_072, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def no_checks(_: RunConfig) -> tuple[()]:
+    return ()
+
+
+@pytest.fixture
+def of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Parse a plan of a run whose settings file has this text too."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_CONFIG))
+    monkeypatch.setattr("recipes.plan.check_files", no_checks)  # the run lacks problems
+
+    def write(text: str, *options: str) -> PlanConfig:
+        path = tmp_path / f"run-{len(list(tmp_path.iterdir()))}.toml"
+        path.write_text(f'scale = "gpu"\nmodel = "{tmp_path / "model"}"\nprompts_per_step = 8\n{text}')
+        return parsed(["--run-config", str(path), *options])
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[algorithm]\nkeep = 8",
+        '[algorithm]\nresample = "none"',
+        "[optimizer]\nupdates_per_step = 2",
+        "[learner]\nactivation_checkpointing = false",
+        "[learner]\nlogprob_chunk_tokens = 1024",
+        "[learner]\nbucket_mb = 64",
+        '[learner]\nweights_by = "object_store"',
+        "[engine]\nkv_tokens = 65536",
+        "[rollout]\nmax_response_tokens = 4096",
+        "[engine]\nreplicas = 2\n[learner]\nranks = 2",
+    ],
+)
+def test_a_plan_of_a_run_depends_on_its_settings(of_file: Callable[..., PlanConfig], text: str):
+    assert plan(of_file(text))[1] != plan(of_file(""))[1]
+
+
+def test_a_plan_of_a_run_has_the_runs_model_and_placement(of_file: Callable[..., PlanConfig]):
+    config = of_file("[engine]\nblock_size = 16\nreplicas = 4\n[learner]\nranks = 4\n[checkpoint]\nkeep = 5\n")
+    model, placement, separated = plan(config)
+    assert (model.name, model.hidden, config.gpus) == ("model", 1_024, 4)
+    assert placement.kv_tokens_per_replica % 16 == 0 and separated is not None
+    assert checkpoints(config, model, 4).keep == 5
+    own = "gpus_per_replica = 2\ntensor_parallel = 2\nreplicas = 2\n[learner]\nranks = 3\ngpus_per_rank = 1\nown_gpus"
+    assert of_file(f"[engine]\n{own} = true").gpus == 6
+
+
+def test_options_win_over_the_settings_of_a_run(of_file: Callable[..., PlanConfig]):
+    long = "[engine]\nmax_context_tokens = 65536\n[rollout]\nmax_response_tokens = 40960\n"
+    config = of_file(long, "--gpus", "16", "--prompts", "4", "--micro-batch-tokens", "4096")
+    run = config.run()
+    assert (config.gpus, run.prompts_per_step, run.learner.micro_batch_tokens) == (16, 4, 4_096)
+    assert (run.engine.max_context_tokens, config.shape().max_response_tokens) == (65_536, 40_960)
+    assert of_file(long, "--stage", "stage2").shape() == STAGES["stage2"]
+    with pytest.raises(ConfigError, match="--scale: has no effect with --run-config"):
+        of_file("", "--scale", "gpu-8")
+    with pytest.raises(ConfigError, match=r"--learner\.dtype: only bfloat16 is planned"):
+        of_file('[learner]\ndtype = "float32"')

@@ -1,6 +1,7 @@
 """The simulator, its traces and its bound, on small fleets; all figures are simulated."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_every_rule_ends_every_rollout_no_sooner_than_the_bound(rule: str):
     assert result.rollouts == len(ROLLOUTS)
     assert result.makespan_s >= result.lower_bound_s
     assert 0.0 < result.kv_utilisation <= 1.0
+
+
+def test_a_rollout_alone_takes_as_long_as_the_bound():
+    tool = TraceTurn(5, tool_tokens=4, tool_seconds=2.0)
+    alone = replace(settings(60_000, replicas=1), rpc_s=0.0, cost=replace(MI300X_14B, per_sequence_s=0.1))
+    result = Simulator([TraceRollout("a", 10, (tool, tool, TraceTurn(5)))], "least_requests", alone).run()
+    assert result.makespan_s == pytest.approx(result.lower_bound_s, rel=1e-3)
 
 
 def test_the_same_trace_gives_the_same_step():
