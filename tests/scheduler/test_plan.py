@@ -139,7 +139,7 @@ def test_only_splits_that_vllm_accepts_are_planned():
     eight = "--engine.tensor-parallel 8 instead of 1"
     assert eight in even and odd == [change for change in even if change != eight] != []
     problem = r"--tensor-parallel: vLLM cannot split the 40 attention heads and 8 KV heads of Qwen3-14B over 5 GPUs"
-    with pytest.raises(ConfigError, match=problem + r"\. Hint: give 1 or 2 or 4"):
+    with pytest.raises(ConfigError, match=problem + r"\. Hint: give one of 1, 2, 4"):
         plan(PlanConfig(gpus=20, tensor_parallel=5))
 
 
