@@ -32,7 +32,6 @@ from rstar_ray.config.run import OnInsufficientResources, Scale
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
-    ENGINE_OWN_GB,
     GROUP_ROLLOUTS,
     RUN,
     SAMPLE_GROUPS,
@@ -79,7 +78,7 @@ class PlanConfig:
     """Nothing is measured: arithmetic, with its assumptions. With --dry-run Ray places stand-ins on fake nodes."""
 
     scale: Literal["", Scale] = ""
-    """Take GPUs, their memory and the learner's settings from this scale; other options win over it."""
+    """Take GPUs, their memory and the learner's settings from this scale; other options override it."""
     dry_run: bool = False
     """Start a cluster of fake nodes here, and show where each actor of --scale runs."""
     nodes: int = 0
@@ -127,8 +126,8 @@ class PlanConfig:
     json: bool = False
     run_config: str = ""
     """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them. Other
-    options win over them. Settings without an option here, such as the rollouts of a prompt, are those of this file,
-    without one the defaults of a run."""
+    options override them. Settings without an option here, such as the rollouts of a prompt, come from this file;
+    without a file, the defaults of a run are used. Placements on its GPUs are compared, whatever its own is."""
 
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
@@ -196,6 +195,8 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
             if refused is not None:
                 raise refused
         default = of_run(run_in(file), file)
+    if "--gpu" in asked and "--gpu-memory-gb" not in asked:
+        default = replace(default, gpu_memory_gb=0.0)  # the memory of that GPU
     config = options_of(PlanConfig, argv, default=default, description=__doc__)
     if config.trace and "--stage" in asked:
         raise ConfigError("--stage", "has no effect with --trace, whose lengths are planned", "leave one out")
@@ -233,12 +234,14 @@ def of_run(run: RunConfig, file: str = "") -> PlanConfig:
     """With the settings of a run, which are those in `file` if it is given, and with its GPUs, in whole engines and
     groups of `hpz_ranks`."""
     scale, engine, learner = run.scale, run.engine, run.learner
-    machines = MACHINES[scale]
-    if not machines.gpus:
-        raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows who sits where")
+    machines = MACHINES.get(scale)
+    if machines is None or not machines.gpus:
+        if file:
+            raise ConfigError("--run-config", f"scale {scale} of the file has no GPUs to plan for", "set scale in it")
+        raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows the placement of actors")
     for option, dtype in (("--engine.dtype", engine.dtype), ("--learner.dtype", learner.dtype)):
         if dtype != "bfloat16":
-            raise ConfigError(option, f"only bfloat16 is planned (got {dtype})", "give bfloat16")
+            raise ConfigError(option, f"only bfloat16 is planned (got {dtype})", "set it in the file of --run-config")
     reserved = math.ceil(engine.replicas * engine.gpus_per_replica + learner.ranks * learner.gpus_per_rank)
     gpus = engine.replicas if shares_gpus(engine, learner) else reserved
     unit = math.lcm(engine.tensor_parallel, learner.hpz_ranks)
@@ -343,16 +346,17 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_of_gpu(tp) / 1024:g} KiB per token"
             f" ({model.layers} layers x {model.kv_heads_of_gpu(tp)} heads x {model.head_dim} x 2 x 2 bytes)"
             f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
-            f"  engine's share   {_share(memory, gpu.memory_gb):7.2f}      of the GPU, for its weights, buffers and KV"
+            f"  engine's share   {_share(config, memory):7.2f}      of the GPU, for its weights, buffers and KV"
             " (--engine.gpu-memory-share)",
         ]
     )
 
 
-def _share(memory: Memory, gpu_memory_gb: float) -> float:
-    """Rounded down: an engine that asks for more than is free does not start."""
-    share = (memory.engine_weights + max(0.0, memory.kv) + ENGINE_OWN_GB) / gpu_memory_gb
-    return math.floor(100 * share + 1e-9) / 100
+def _share(config: PlanConfig, memory: Memory) -> float:
+    """The given share, or all that is left beside the learner, rounded down: an engine that asks for more than is free
+    does not start."""
+    share = (memory.engine_weights + max(0.0, memory.kv)) / config.planned_gpu().memory_gb
+    return config.gpu_memory_share or math.floor(100 * share - 1e-9) / 100
 
 
 def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:

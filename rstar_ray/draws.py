@@ -264,16 +264,16 @@ async def finish_draw(
             requests += asked
         if not asked:
             break
-        again = [request for request in asked if request.rollout_id not in lost]
-        done = await roll_out(again, rollouts, deadline_s=config.rollout.deadline_s)
+        to_run = [request for request in asked if request.rollout_id not in lost]
+        done = await roll_out(to_run, rollouts, deadline_s=config.rollout.deadline_s)
         groups += done.groups
         dropped += done.dropped
         dropped += [
-            DroppedRollout(rollout_id=one.rollout_id, group_id=one.group_id, reason=lost[one.rollout_id])
-            for one in asked
-            if one.rollout_id in lost
+            DroppedRollout(rollout_id=request.rollout_id, group_id=request.group_id, reason=lost[request.rollout_id])
+            for request in asked
+            if request.rollout_id in lost
         ]
-        last = done.last
+        last = done.last or last
     return Draw(step=step, requests=requests, groups=groups, dropped=dropped, last=last, position=position)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from actors.generation.vllm_calls import VllmCalls
 from actors.launch.datasets import require_tiny
-from actors.weights.adapter_folder import saved_adapter
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.load_chat import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat
@@ -62,16 +61,11 @@ def _make_atomically(folder: Path, seed: int) -> None:
 
 
 def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """The folder where `start_model` finds or makes the model.
-
-    With LoRA, a later stage starts from the base model, so that engines receive the adapters alone.
-    """
+    """The folder where `start_model` finds or makes the model."""
     if config.model:
         return Path(config.model)
     if finished is not None:
-        merged = finished / "model"
-        adapter = saved_adapter(merged) if config.learner.lora_rank else None
-        return Path(adapter.base) if adapter else merged
+        return finished / "model"
     require_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
     return run_path / "start-model"
 

@@ -320,7 +320,7 @@ PROCESS_METRICS: tuple[Metric, ...] = (
     *_counters(
         "balancer", (), "tokens", balancer_recomputed_tokens="tokens computed again after moves and preemptions"
     ),
-    _histogram("balancer", "balancer_wait_seconds", "s", "time that a rollout waited for a replica", SECONDS),
+    _histogram("balancer", "balancer_wait_seconds", "s", "time in the balancer's queue, for each placement", SECONDS),
     # -- sandboxes
     *_counters("sandbox", ("executor", "outcome"), sandbox_calls="programs that ended, by outcome"),
     *_counters(

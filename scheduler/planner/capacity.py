@@ -223,7 +223,7 @@ def step_time(
         ranks=pools.learner_gpus,
         rows=rollouts * pools.algorithm.keep / pools.algorithm.num_rollouts,
         trained_parameters=_trained_parameters(model, learner),
-        passes=PASSES - (not learner.activation_checkpointing) + anchored,
+        passes=PASSES - (not learner.activation_checkpointing) + anchored + bool(pools.algorithm.reference_model),
     )
     return StepTime(
         generation=generated,
@@ -334,13 +334,15 @@ def _held(model: ModelShape, pools: Pools) -> RankBytes:
 
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
-    """A learner rank's share of weights, gradients, optimizer state, and hpZ's copy of the weights; of frozen weights
-    only the weights."""
+    """A learner rank's share of weights, gradients, optimizer state, and hpZ's copy of the weights, of frozen weights
+    only the weights; and a reference model."""
     held, learner = _held(model, pools), pools.learner
     weights = model.parameters * BYTES[learner.dtype]
     others = weights / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
     if learner.lora_rank:
         others = weights / (pools.learner_gpus if learner.zero == 3 else 1)
+    if pools.algorithm.reference_model:  # whole on every rank
+        others += weights
     return (held.state - (held.offloaded if learner.offload else 0.0) + others) / GB
 
 
@@ -377,8 +379,8 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     update = 0.0 if pools.sleeps else buckets + activations
     left = gpu.memory_gb - weights - trained - update - runtime
     kv = min(left, pools.memory_share * gpu.memory_gb - weights - ENGINE_OWN_GB) if pools.memory_share else left
-    if given := pools.engine.kv_tokens:
-        kv = min(kv, given * model.kv_bytes_of_gpu(pools.tensor_parallel) / GB)
+    if (blocks := pools.engine.num_blocks) is not None:
+        kv = min(kv, blocks * pools.engine.block_size * model.kv_bytes_of_gpu(pools.tensor_parallel) / GB)
     return Memory(
         engine_weights=weights,
         trained_state=trained,
@@ -402,11 +404,11 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
     problems: list[str] = []
     kv_tokens = kv_tokens_of(model, gpu, pools)
     longest, context, block = longest_tokens(stage), pools.engine.max_context_tokens, pools.engine.block_size
-    if kv_tokens < max(longest + block, context):  # vLLM keeps a block, and does not start with less than a context
+    if kv_tokens < max(longest + block, context):  # vLLM reserves a block, and does not start with less than a context
         kv_gb = engine_memory(model, gpu, pools).kv
         problems.append(
             f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {max(longest, context)}, and "
-            f"vLLM keeps a block of {block}"
+            f"vLLM reserves one block ({block} tokens)"
         )
     learner = learner_gb(model, pools)
     runtime = gpu.memory_gb * gpu.runtime_share

@@ -86,6 +86,16 @@ def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_we
         PlanConfig(gpu_memory_share=1.5)
 
 
+def test_the_printed_share_fits_when_it_is_given_and_the_next_larger_one_does_not():
+    asked = PlanConfig(gpus=32, gpu_memory_gb=141.0, micro_batch_tokens=8_192)
+    model, placement, separated = plan(asked)
+    assert not placement.problems
+    (line,) = (line for line in report(asked, model, placement, separated).splitlines() if "engine's share " in line)
+    share = float(line.split()[2])
+    fits, larger = (replace(asked, gpu_memory_share=share + more) for more in (0.0, 0.01))
+    assert not plan(fits)[1].problems and plan(larger)[1].problems
+
+
 def test_a_step_is_the_sum_of_its_parts_and_lies_in_its_range():
     _, placement, separated = plan(of_scale("mi300x-64"))
     assert separated is not None
