@@ -25,6 +25,7 @@ from scheduler.planner.capacity import (
     kv_tokens_of,
     lacks,
     plan_pools,
+    pools_of,
     recommended,
     remedies,
     stale_steps,
@@ -92,8 +93,11 @@ def test_the_printed_share_fits_when_it_is_given_and_the_next_larger_one_does_no
     assert not placement.problems
     (line,) = (line for line in report(asked, model, placement, separated).splitlines() if "engine's share " in line)
     share = float(line.split()[2])
-    fits, larger = (replace(asked, gpu_memory_share=share + more) for more in (0.0, 0.01))
-    assert not plan(fits)[1].problems and plan(larger)[1].problems
+    pools = pools_of(asked.run(), engine_gpus=32, learner_gpus=32, colocated=True)
+    given, larger = (
+        lacks(model, asked.planned_gpu(), asked.shape(), with_share(pools, share + more)) for more in (0.0, 0.01)
+    )
+    assert not given and larger
 
 
 def test_a_step_is_the_sum_of_its_parts_and_lies_in_its_range():
