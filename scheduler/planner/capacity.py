@@ -334,8 +334,8 @@ def _held(model: ModelShape, pools: Pools) -> RankBytes:
 
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
-    """A learner rank's share of weights, gradients, optimizer state, and hpZ's copy of the weights, of frozen weights
-    only the weights; and a reference model."""
+    """What a learner rank holds between updates: its share of weights, gradients and optimizer state (of frozen weights
+    only the weights), hpZ's copy of the weights, and a reference model."""
     held, learner = _held(model, pools), pools.learner
     weights = model.parameters * BYTES[learner.dtype]
     others = weights / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
