@@ -127,7 +127,7 @@ class PlanConfig:
     run_config: str = ""
     """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them. Other
     options override them. Settings without an option here, such as the rollouts of a prompt, come from this file;
-    without a file, the defaults of a run are used. Its own placement is ignored: placements on its GPUs are compared."""
+    without a file, the defaults of a run are used. Its own placement is ignored; several on its GPUs are compared."""
 
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
