@@ -94,8 +94,11 @@ def _with_stage_file(defaults: Sequence[RunConfig], of_file: Sequence[str]) -> l
 
 
 def config_in(file: str) -> RunConfig:
-    """The settings of a run in a TOML file; missing fields have the defaults of its scale."""
-    words = with_config_file(["--config", file])
+    """The settings in the file of --run-config; missing fields have the defaults of its scale."""
+    try:
+        words = with_config_file(["--config", file])
+    except ConfigError as unreadable:
+        raise ConfigError("--run-config", unreadable.problem, unreadable.hint) from None
     return _parse_one(at_scale(RunConfig(), _scale(words), {}), words)
 
 

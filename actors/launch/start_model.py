@@ -15,6 +15,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import CONTEXT_TOKENS, TINY, make_tiny_model
 from rstar_ray.tools.spec import ToolSpec
+from scheduler.planner.model_shape import heads_split
 
 
 def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
@@ -91,12 +92,16 @@ def check_heads(config: RunConfig, folder: Path) -> None:
     `folder` as for `check_context`.
     """
     path, parts = folder / "config.json", config.engine.tensor_parallel
-    heads = _text_model(path).get("num_attention_heads") if path.is_file() else TINY["num_attention_heads"]
-    if isinstance(heads, int) and heads % parts:
+    sizes = _text_model(path) if path.is_file() else TINY
+    heads = sizes.get("num_attention_heads")
+    kv_heads = sizes.get("num_key_value_heads") or heads
+    if isinstance(heads, int) and isinstance(kv_heads, int) and not heads_split(heads, kv_heads, parts):
+        good = [str(number) for number in range(1, heads + 1) if heads_split(heads, kv_heads, number)]
         raise ConfigError(
             "--engine.tensor-parallel",
-            f"the {heads} attention heads of the model in {folder} cannot be split evenly over {parts} GPUs",
-            f"give a number that divides {heads}",
+            f"vLLM cannot split the {heads} attention heads and {kv_heads} KV heads of the model in {folder} over "
+            f"{parts} GPUs",
+            f"give one of {', '.join(good)}",
         )
 
 

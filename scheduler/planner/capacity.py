@@ -402,6 +402,8 @@ def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
 def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
     """The parts that do not fit, as text for the user."""
     problems: list[str] = []
+    if pools.colocated and pools.tensor_parallel > 1:  # as RunConfig refuses it
+        problems.append(f"an engine over {pools.tensor_parallel} GPUs needs them whole, and shares none with a learner")
     kv_tokens = kv_tokens_of(model, gpu, pools)
     longest, context, block = longest_tokens(stage), pools.engine.max_context_tokens, pools.engine.block_size
     if kv_tokens < max(longest + block, context):  # vLLM reserves a block, and does not start with less than a context

@@ -42,9 +42,8 @@ class ModelShape:
         return self.kv_bytes_per_token // self.kv_heads * self.kv_heads_of_gpu(tensor_parallel)
 
     def splits(self, tensor_parallel: int) -> bool:
-        """Whether vLLM can split the model over this many GPUs: each has equally many heads, and whole KV heads."""
-        more, fewer = max(self.kv_heads, tensor_parallel), min(self.kv_heads, tensor_parallel)
-        return self.heads % tensor_parallel == 0 and more % fewer == 0
+        """Whether vLLM can split the model over this many GPUs."""
+        return heads_split(self.heads, self.kv_heads, tensor_parallel)
 
     @property
     def layer_parameters(self) -> tuple[int, ...]:
@@ -71,6 +70,12 @@ class ModelShape:
         return float(
             self.layers * (norm * normed + rotary * queries + swiglu * self.intermediate + 2 * 6 * self.hidden)
         )
+
+
+def heads_split(heads: int, kv_heads: int, tensor_parallel: int) -> bool:
+    """Whether vLLM can split attention over this many GPUs: each has equally many heads, and whole KV heads."""
+    more, fewer = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
+    return heads % tensor_parallel == 0 and more % fewer == 0
 
 
 QWEN3_14B = ModelShape(

@@ -248,7 +248,11 @@ def test_a_mixture_of_experts_is_refused_before_anything_starts(
 def test_heads_that_cannot_be_split_over_a_replicas_gpus_are_refused_and_nothing_is_written(tmp_path: Path):
     model = model_folder(tmp_path / "model", max_position_embeddings=4_096, num_attention_heads=12)
     line = context_refusal(tmp_path / "run", "--model", str(model), "--engine.tensor-parallel", "8")
-    assert line.startswith("--engine.tensor-parallel: the 12 attention heads") and line.endswith("divides 12")
+    assert line.startswith("--engine.tensor-parallel: vLLM cannot split the 12 attention heads and 12 KV heads")
+    assert line.endswith("give one of 1, 2, 3, 4, 6, 12")
+    model = model_folder(tmp_path / "kv", max_position_embeddings=4_096, num_attention_heads=12, num_key_value_heads=4)
+    line = context_refusal(tmp_path / "run", "--model", str(model), "--engine.tensor-parallel", "3")
+    assert line.endswith("give one of 1, 2, 4, 12")
     assert "the 8 attention heads" in context_refusal(tmp_path / "run", "--engine.tensor-parallel", "3")
     assert not (tmp_path / "run").exists()
 

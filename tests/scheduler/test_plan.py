@@ -157,6 +157,16 @@ def test_only_splits_that_vllm_accepts_are_planned():
         plan(PlanConfig(gpus=20, tensor_parallel=5))
 
 
+def test_an_engine_over_several_gpus_shares_none():
+    model, shares, apart_from_it = plan(PlanConfig(gpus=16, tensor_parallel=2))
+    (problem,) = shares.problems
+    assert problem.startswith("an engine over 2 GPUs needs them whole") and problem.endswith("separated pools")
+    assert apart_from_it is not None and not apart_from_it.problems
+    large = replace(model, parameters=72e9)
+    for change in remedies(large, Gpu(memory_gb=141.0), STAGES["stage1"], shared(64)):
+        assert "tensor-parallel" not in change or "separated" in change
+
+
 def of_update(**changes: object):
     sample, pools = _lengths(), shared(64).with_learner(**{"zero": 3, "micro_batch_tokens": 32_768, **changes})
     return learning(
