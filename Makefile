@@ -64,7 +64,7 @@ test: $(READY)  ## The tests that run on a CPU, without journeys and wheel
 	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
 test-journeys: $(READY)  ## Two journeys of a user, two minutes each: the recipe, killed and resumed; a base model that becomes a served agent
-	$(BIN)/python -m pytest -q -m "journey and not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -m "journey and not slow" --numprocesses 2 $(ARGS)
 
 test-wheel: $(READY)  ## Build the wheel, install it in a fresh environment outside the checkout, and train to a first RL step
 	$(BIN)/python -m pytest -q tests/test_wheel.py $(ARGS)

@@ -109,10 +109,11 @@ class BalancerService:
         Waits for a first replica to register, with any incarnation of the actor, so that a rollout that can never fit
         is refused here: raises `NeverFits` with the numbers, `DeadlineExceeded` without a replica.
         """
-        try:
-            await asyncio.wait_for(self._registered.wait(), wait_s)
-        except TimeoutError:
-            raise DeadlineExceeded("submit", "balancer", "a first replica to register", wait_s) from None
+        if not self._registered.is_set():  # otherwise at once, so that a `cancel` right behind it finds them
+            try:
+                await asyncio.wait_for(self._registered.wait(), wait_s)
+            except TimeoutError:
+                raise DeadlineExceeded("submit", "balancer", "a first replica to register", wait_s) from None
         self.balancer.submit([load for load, _ in items], [payload for _, payload in items])
         self.wake()
 

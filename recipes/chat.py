@@ -1,6 +1,6 @@
 """Chat with a policy: reasoning, calls, results and answer are streamed; its tools run here, programs in the sandbox.
 
-python recipes/chat.py --model runs/tiny/checkpoints/stage3-step-000018/model --prompt "What is 12 * 34?"
+python recipes/chat.py --model runs/tiny/checkpoints/stage3-step-000025/model --prompt "What is 12 * 34?"
 RSTAR_RAY_TOKEN=... python recipes/chat.py --server http://127.0.0.1:8000
 """
 

@@ -24,6 +24,7 @@ from actors.launch.command_line import chosen, config_in
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
+from rstar_ray.chat.hub import local_folder
 from rstar_ray.config import RunConfig, leaves, with_values
 from rstar_ray.config.gpus import shares_gpus
 from rstar_ray.config.machines import Dtype, ZeroStage
@@ -32,6 +33,7 @@ from rstar_ray.config.run import OnInsufficientResources, Scale
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
+    ENGINE_OWN_GB,
     GROUP_ROLLOUTS,
     RUN,
     SAMPLE_GROUPS,
@@ -272,9 +274,10 @@ def shape_of(model: str) -> ModelShape:
     """Of the model in a folder. Raises `ConfigError` where there is none, `ValueError` where it cannot be planned."""
     if not model:
         return QWEN3_14B
-    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    path = local_folder(model, weights=False)
+    path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise ConfigError("--model", f"{path} does not exist", "give a model's folder, or its config.json")
+        raise ConfigError("--model", f"{path} does not exist", "give a model's folder, hub id or config.json")
     return read_model(path)
 
 
@@ -342,7 +345,8 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, "
             f"{checkpointed}layers' inputs {inputs_gb:.1f} GB, {insides} layer's inside, a chunk of logits, gathered "
             "weights",
-            f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
+            f"  runtime          {memory.runtime:7.1f} GB   8 %: buffers, fragmentation (assumed)",
+            f"  engine's own     {ENGINE_OWN_GB:7.1f} GB   vLLM's activations, CUDA graphs and context",
             f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_of_gpu(tp) / 1024:g} KiB per token"
             f" ({model.layers} layers x {model.kv_heads_of_gpu(tp)} heads x {model.head_dim} x 2 x 2 bytes)"
             f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
@@ -355,7 +359,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
 def _share(config: PlanConfig, memory: Memory) -> float:
     """The given share, or all that is left beside the learner, rounded down: an engine that asks for more than is free
     does not start."""
-    share = (memory.engine_weights + max(0.0, memory.kv)) / config.planned_gpu().memory_gb
+    share = (memory.engine_weights + ENGINE_OWN_GB + max(0.0, memory.kv)) / config.planned_gpu().memory_gb
     return config.gpu_memory_share or math.floor(100 * share - 1e-9) / 100
 
 

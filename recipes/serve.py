@@ -1,6 +1,6 @@
 """OpenAI's chat completions and Anthropic's Messages by a trained policy, for any chat client or agent.
 
-python recipes/serve.py --model runs/tiny/checkpoints/stage3-step-000018/model
+python recipes/serve.py --model runs/tiny/checkpoints/stage3-step-000025/model
 
 POST /v1/chat/completions and /v1/messages (streaming or not), GET /v1/models, GET /ping. A client's tools are shown to
 the policy, whose calls come back as `tool_calls`; its thoughts come as `reasoning_content`. With `--run-tools` the

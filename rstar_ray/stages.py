@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.lr_schedule import sft_learning_rate
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.checkpointing import BALANCER_STATE, Saving, saving
@@ -134,8 +133,9 @@ def _low_ess(config: RunConfig, metrics: StepMetrics, low_steps: int) -> RStarEr
         return None
     return NothingLearned(
         f"{config.stage} step {metrics.step}: the effective sample size of the tokens was below --algorithm.min-ess "
-        f"{config.algorithm.min_ess} in {low_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: lower "
-        "--staleness or --optimizer.learning-rate, or give --algorithm.min-ess 0"
+        f"{config.algorithm.min_ess} in {low_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: "
+        f"{'lower --staleness, ' if config.staleness else ''}give --algorithm.min-ess 0, or start in another --run-dir "
+        "with a lower --optimizer.learning-rate"
     )
 
 
@@ -180,7 +180,8 @@ async def run_rl(
                 times = {"inter_step_s": max(0.0, since_s - record.metrics["step_s"])}
                 if config.staleness:  # engines sample between two steps too
                     times["tokens_per_s"] = record.metrics["tokens_generated"] / since_s
-                row = await _with_system(record.metrics.plus(times), context)
+                published = context.services.publish_metrics() if record.checksum is not None else {}
+                row = await _with_system(record.metrics.plus({**times, **published}), context)
                 metrics_log.write(row)
                 export_step(context.meter, row, context.run_dir.path)
                 export_ledger(context.meter, record.statuses.values(), config.stage)
@@ -208,9 +209,7 @@ async def run_rl(
                 await _save_or_stop(config, saves, progress, stop, last=last)
                 if not last:
                     await _evaluate_if_due(config, progress, heldout, context)
-    for folder in {turns_folder(context.run_dir.journal_path, name) for name in abandoned}:
-        if folder is not None:
-            context.run_dir.drop_turns(folder.name)
+    context.run_dir.drop_turns(f"{config.stage}-step-*")  # of draws that no step trained
     return _finished(context.run_dir, config.stage)
 
 
@@ -327,15 +326,14 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
 
 
 async def _with_system(metrics: StepMetrics, context: RunContext) -> StepMetrics:
-    """The step with the balancer's statistics, the memory in use and the parts of the publish."""
+    """The step with the balancer's statistics and the memory in use."""
     stats = await _balancer_stats(context)
     for fault in stats.faults if stats else ():
         log.info(f"step {metrics.step}: the balancer's counters are inconsistent: {fault}")
     row = metrics if stats is None else metrics.plus(stats.values, balancer=stats.details)
-    with best_effort("the run's memory and its publish"):
-        published = context.services.publish_metrics() if metrics["publish_s"] else {}
+    with best_effort("the run's memory"):
         memory = {f"memory_bytes/{kind}": held for kind, held in context.services.memory_bytes().items()}
-        return row.plus({**published, **memory})
+        return row.plus(memory)
     return row
 
 

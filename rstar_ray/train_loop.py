@@ -74,7 +74,7 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
             seconds={
                 "rollout_s": draw.waited_s,
                 "learn_s": learned_s - drawn_s,
-                "publish_s": published_s - learned_s,
+                "publish_s": 0.0 if update is None else published_s - learned_s,
                 "step_s": draw.waited_s + published_s - drawn_s,
             },
             update=update,

@@ -1,8 +1,8 @@
 """The LoRA adapter that an engine serves with its model's weights, in a PEFT folder that vLLM loads.
 
 Every request names the same adapter, and each version replaces its matrices: a running request continues with the new
-ones, as with new weights. vLLM's prefix cache identifies an adapter by its name, so the cache must be emptied with each
-version.
+ones, as with new weights. vLLM's prefix cache identifies an adapter by its name, so the cache is emptied with each
+version, or requests have the salts of their draws (`--staleness`).
 """
 
 import shutil

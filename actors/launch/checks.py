@@ -23,6 +23,8 @@ from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, own_environments, own_rewards, with_values
+from rstar_ray.config.modes import value_of
+from rstar_ray.config.options import spelled
 from rstar_ray.config.scales import check_gpu_here
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
@@ -201,10 +203,16 @@ def _own_code(start: Start) -> None:
 
 
 def _rules(start: Start) -> None:
-    """Refuse an unknown rule of the algorithm, or a user's function that fails on generated data."""
-    for config in start.asked:
-        if config.stage in STAGES[1:]:
-            check_rules(config.algorithm, config.own_folder)
+    """Refuse an unknown rule of the algorithm, a user's function that fails on generated data, and stages of one
+    launch with different losses: the actors have the first one's."""
+    trained = [config for config in start.asked if config.stage in STAGES[1:]]
+    for config in trained:
+        check_rules(config.algorithm, config.own_folder)
+        for name in ("staleness", "algorithm.correction", "algorithm.loss"):
+            first, now = value_of(trained[0], name), value_of(config, name)
+            if first != now:
+                problem = f"{config.stage} has {now}, and {trained[0].stage} of the same launch {first}"
+                raise ConfigError(spelled(name), problem, "launch them one after the other")
 
 
 def _tools(start: Start) -> None:

@@ -24,7 +24,7 @@ from actors.learner.policy import Policy, RankFacts, load_language_model, rank_f
 from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.off_policy import effective_sample_size, weight_moments
-from rstar_ray.algorithm.rules import rule
+from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -65,9 +65,11 @@ class LearnerRank:
         the user that this node does not have.
         """
         config, learner = self.config, self.config.learner
-        rule("loss", config.algorithm, config.own_folder)  # one that cannot be imported on this node is refused now
         torch.set_num_threads(learner.num_threads)
         self.device = deepspeed_start.learner_device(learner)
+        check_rules(
+            config.algorithm, config.own_folder, ("loss",), self.device
+        )  # here it may be missing, or fail on a GPU
         meeting = self._store or (master_address, master_port)
         deepspeed_start.join_ranks(learner, self.rank, self.device, meeting)
         deepspeed_start.seed_generators(config.seed + self.rank)

@@ -191,7 +191,7 @@ def policy_loss(
     return loss, stats
 
 
-def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
+def try_rule(rule: LossRule, algorithm: AlgorithmConfig, device: torch.device | str = "cpu") -> None:
     """Run a rule on made-up micro batches, forward and backward. Raises whatever the rule raises, and `ValueError`.
 
     Each has two rows of different length and advantages of both signs, of one sign, or of 0. Some tokens have a ratio
@@ -203,29 +203,30 @@ def try_rule(rule: LossRule, algorithm: AlgorithmConfig) -> None:
     def called(tokens: SampledTokens, _: AlgorithmConfig) -> Surrogate | Tensor:
         return rule(tokens, given)
 
-    for first, second in ((1.0, -1.0), (1.0, 0.5), (-0.5, -1.0), (0.0, 0.0)):
-        gradient_N = _gradient_of(called, alone, torch.tensor([first] * 3 + [second] * 2))
+    for first, second in ((2.0, -1.0), (1.0, 0.5), (-0.5, -1.0), (0.0, 0.0)):
+        gradient_N = _gradient_of(called, alone, torch.tensor([first] * 3 + [second] * 2, device=device))
         if first > 0 > second and not gradient_N.any():
-            raise ValueError("its gradient is 0 for every token: it must depend on `logprobs_N`")
+            raise ValueError("its gradient is 0 for every token: it must depend on `logprobs_N`, without detach()")
 
 
 def _gradient_of(rule: LossRule, algorithm: AlgorithmConfig, advantages_N: Tensor) -> Tensor:
     """The gradient of the loss by the log-probs of made-up tokens. Raises `ValueError` unless a second call repeats it,
     and where the rule changes its inputs.
     """
-    ones_N = torch.ones(5)
+    device = advantages_N.device
+    logprobs_N = torch.tensor([-0.05, -1.0, -3.0, -0.4, -2.0], device=device)
+    old_N = logprobs_N - torch.tensor([0.1, 0.0, 0.3, 0.1, 0.0], device=device)
     made: list[Tensor] = []
     for _ in range(2):
-        old_N = torch.tensor([-1.1, -1.0, -1.3, -1.1, -1.0])
         tokens = SampledTokens(
-            logprobs_N=(-ones_N).requires_grad_(),
-            entropy_N=ones_N.clone(),
-            old_logprobs_N=old_N,
+            logprobs_N=logprobs_N.clone().requires_grad_(),
+            entropy_N=torch.tensor([0.1, 1.0, 2.0, 0.5, 1.5], device=device),
+            old_logprobs_N=old_N.clone(),
             rollout_logprobs_N=old_N.clone(),
             advantages_N=advantages_N.clone(),
-            weights_N=ones_N / 5,
-            rows_N=torch.tensor([0, 0, 0, 1, 1]),
-            ref_logprobs_N=-1.2 * ones_N if algorithm.reference_model else None,
+            weights_N=torch.full((5,), 0.2, device=device),
+            rows_N=torch.tensor([0, 0, 0, 1, 1], device=device),
+            ref_logprobs_N=logprobs_N - 0.2 if algorithm.reference_model else None,
         )
         before = {name: value.detach().clone() for name, value in _tensors(tokens)}
         loss, _ = policy_loss(tokens, algorithm, rule)

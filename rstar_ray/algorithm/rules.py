@@ -13,6 +13,8 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache, wraps
 from operator import index
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy as np
 from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
+from rstar_ray.config.own_code import is_entry
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
@@ -54,17 +57,23 @@ def _built_in(kind: Kind) -> Mapping[str, Callable[..., Any]]:
 
 @cache
 def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
+    option = f"--algorithm.{kind} {name}"
+    if not is_entry(name):
+        raise ConfigError(option, "it is not module:function", "name a module and a function in it")
     module, _, function = name.partition(":")
     folder = str(Path(own_folder).absolute())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found = getattr(importlib.import_module(module), function)
+        imported = importlib.import_module(module)
     except (Exception, SystemExit) as failed:  # any exception: it is the user's code
-        hint = "give module:function, and its folder as --own-folder"
-        raise ConfigError(f"--algorithm.{kind} {name}", _in_one_line(failed), hint) from failed
+        absent = failed.name if isinstance(failed, ModuleNotFoundError) else None
+        missing = absent and f"{module}.".startswith(f"{absent}.")
+        hint = "give its folder as --own-folder" if missing else f"fix the module {module}"
+        raise ConfigError(option, _in_one_line(failed), hint) from failed
+    found = getattr(imported, function, None)
     if not callable(found):
-        raise ConfigError(f"--algorithm.{kind} {name}", f"{function} is not a function", "name a function")
+        raise ConfigError(option, f"{function} is not a function there", f"name a function of {imported.__file__}")
 
     @wraps(found)
     def named(*arguments: Any) -> Any:
@@ -86,7 +95,14 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
 
 
 def _in_one_line(failed: BaseException) -> str:
-    return f"{type(failed).__name__}: {' '.join(str(failed).split())}"
+    return f"{type(failed).__name__}: {' '.join(str(failed).split())[:300]}"
+
+
+def _said(failed: BaseException, kind: Kind, algorithm: AlgorithmConfig) -> str:
+    """What went wrong, without the rule's name."""
+    if isinstance(failed, RStarError):
+        return str(failed).removeprefix(f"--algorithm.{kind} {getattr(algorithm, kind)}: ")
+    return _in_one_line(failed)
 
 
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
@@ -107,7 +123,7 @@ def advantages(
     """
     estimate = rule("advantage", algorithm, own_folder)
     arguments = (list(rewards), algorithm, list(summaries))
-    made = [np.asarray(one, np.float64) for one in estimate(*arguments[: 3 if _takes_summaries(estimate) else 2])]
+    made = [np.asarray(one, np.float32) for one in estimate(*arguments[: 3 if _takes_summaries(estimate) else 2])]
     name = f"--algorithm.advantage {algorithm.advantage}"
     if len(made) != len(summaries):
         raise RStarError(f"{name}: {len(made)} advantages for {len(summaries)} trajectories")
@@ -117,7 +133,7 @@ def advantages(
             raise RStarError(f"{name}: shape {list(one.shape)} for a trajectory; give {wanted}")
         if not np.isfinite(one).all():
             raise RStarError(f"{name}: not finite for rewards {list(rewards)}")
-    return [one.astype(np.float32) if one.shape else float(one) for one in made]
+    return [one if one.shape else float(one) for one in made]
 
 
 @cache
@@ -133,9 +149,11 @@ def _takes_summaries(estimate: Callable[..., Any]) -> bool:
     return any(one.default is one.empty or one.name == "summaries" for one in third)
 
 
-def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
-    """Call the user's rules on made-up data. Raises `ConfigError` that names the one that fails."""
-    for kind in KINDS:
+def check_rules(
+    algorithm: AlgorithmConfig, own_folder: str, kinds: Sequence[Kind] = KINDS, device: Any = "cpu"
+) -> None:
+    """Call the user's rules on made-up data, a loss on `device`. Raises `ConfigError` that names the one that fails."""
+    for kind in kinds:
         name = getattr(algorithm, kind)
         if name == getattr(AlgorithmConfig(), kind):  # the default exists, and its lookup may import torch
             continue
@@ -143,29 +161,51 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str) -> None:
         if ":" not in name:
             continue
         try:
-            _try(kind, algorithm, own_folder)
+            _try(kind, algorithm, own_folder, device)
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
-            option, cause = f"--algorithm.{kind} {name}", failed.__cause__ or failed
-            problem = f"it fails on made-up data ({_in_one_line(cause)})"
-            raise ConfigError(option, problem, "docs/algorithm.md has its signature") from failed
+            problem = f"it fails on made-up data ({_said(failed, kind, algorithm)})"
+            raise ConfigError(f"--algorithm.{kind} {name}", problem, _advice(kind, algorithm, own_folder)) from failed
 
 
-def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> None:
+def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, device: Any = "cpu") -> None:
     if kind == "loss":
         from rstar_ray.algorithm.loss import try_rule
 
-        try_rule(rule(kind, algorithm, own_folder), algorithm)
+        try_rule(rule(kind, algorithm, own_folder), algorithm, device)
         return
-    mixed = [float(i % 2) for i in range(algorithm.num_rollouts)]
-    for rewards in (mixed, [0.0] * len(mixed), [1.0] * len(mixed)):
-        if kind == "advantage" and algorithm.reject_equal_reward and rewards is not mixed:
+    whole = algorithm.keep if kind == "advantage" else algorithm.num_rollouts
+    mixed = [float(i % 2) for i in range(whole)]
+    # Groups are smaller where rollouts were dropped.
+    groups = (mixed, [0.0] * whole, [1.0] * whole, mixed[: algorithm.keep - 1], mixed[:2], mixed[:1])
+    for rewards in groups:
+        if kind == "advantage" and algorithm.reject_equal_reward and len(set(rewards)) < 2:
             continue  # a run does not call it either
-        group = [_made_up(i, one) for i, one in enumerate(rewards)]
-        first, again = (_result(kind, algorithm, own_folder, group) for _ in range(2))
-        if len(first) != len(again) or not all(map(np.array_equal, first, again)):
-            raise RStarError("a second call with the same arguments gives another result: use `rng`, and no state")
-        if kind == "resample" and rewards is mixed and not first:
-            raise RStarError("it keeps no trajectory")
+        try:
+            _try_group(kind, algorithm, own_folder, rewards)
+        except RStarError as failed:
+            these = ", ".join(f"{one:g}" for one in rewards)
+            raise RStarError(f"{_said(failed, kind, algorithm)}, with rewards {these}") from None
+
+
+def _try_group(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, rewards: Sequence[float]) -> None:
+    """Call a rule twice for a made-up group. Raises `RStarError`."""
+    group = [_made_up(i, one) for i, one in enumerate(rewards)]
+    first, again = (_result(kind, algorithm, own_folder, group) for _ in range(2))
+    if len(first) != len(again) or not all(map(np.array_equal, first, again)):
+        raise RStarError("a second call with the same arguments gives another result: use `rng`, and no state")
+    if kind == "resample" and not first and len(rewards) == algorithm.num_rollouts and len(set(rewards)) > 1:
+        raise RStarError("it keeps no trajectory")
+    if kind == "advantage" and len(set(rewards)) > 1 and not any(np.any(one) for one in first):
+        raise RStarError("every advantage is 0, from which nothing is learned")
+
+
+def _advice(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> str:
+    """A hint for a rule that fails."""
+    if kind == "loss" and not algorithm.reference_model:
+        with suppress(Exception, SystemExit):
+            _try(kind, replace(algorithm, reference_model="made-up"), own_folder)
+            return "`ref_logprobs_N` needs --algorithm.reference-model"
+    return "docs/algorithm.md has its signature"
 
 
 def _result(

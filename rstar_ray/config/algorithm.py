@@ -2,14 +2,25 @@
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rstar_ray.config.checks import FINITE, at_least, check_bounds, require, within
-from rstar_ray.config.modes import OF_RL, not_with, only_with, where
+from rstar_ray.config.modes import OF_RL, Condition, not_with, only_with, value_of, where
 from rstar_ray.config.tree import MayChange
 
-BY_PENALTY = only_with("algorithm.resample", "paper", "release")
-AS_RELEASED = only_with("algorithm.resample", "release")
+
+def _read_by(setting: str, *rules: str) -> Condition:
+    """Holds with one of these rules, and with one of the user's, which may read the setting."""
+    known = only_with(setting, *rules)
+
+    def holds(config: Any) -> bool:
+        return known.holds(config) or ":" in value_of(config, setting)
+
+    return replace(known, holds=holds)
+
+
+BY_PENALTY = _read_by("algorithm.resample", "paper", "release")
+AS_RELEASED = _read_by("algorithm.resample", "release")
 TRUNCATED = where(
     "algorithm.correction",
     lambda config: config.correction in ("token", "sequence"),
@@ -52,7 +63,7 @@ class AlgorithmConfig:
     """clipped: PPO's objective with separate clips (Eq. 6); gspo: the same with one ratio per row (arXiv:2507.18071);
     cispo: a capped ratio as weight (arXiv:2506.13585); dppo: masks tokens whose probability moved further than
     --algorithm.dppo-threshold (arXiv:2602.04879); module:function: your own loss per token"""
-    least_failures: Annotated[int, only_with("algorithm.resample", "paper"), at_least(0)] = 0
+    least_failures: Annotated[int, _read_by("algorithm.resample", "paper"), at_least(0)] = 0
     """with `--algorithm.resample paper`: minimum number of failures kept in a group that has them. 0 is the paper's
     floor(n_neg / 2), which drops a single failure and leaves the group without a signal. Stages 2 and 3, and all
     stages at scale tiny, use 2, as the release does"""
@@ -89,7 +100,7 @@ class AlgorithmConfig:
     """lower bound of the objective for a negative advantage, as a multiple of the advantage (dual clip,
     arXiv:1912.09729; clip_ratio_c); above 1. 0 means 3 where the old policy is the sampler, since such a ratio has no
     other bound, and no dual clip elsewhere"""
-    dppo_threshold: Annotated[float, only_with("algorithm.loss", "dppo"), within("(0, 1]")] = 0.2
+    dppo_threshold: Annotated[float, _read_by("algorithm.loss", "dppo"), within("(0, 1]")] = 0.2
     """largest change of a token's probability from the old policy's, in the direction of its advantage; tokens above it
     are masked (dppo)"""
     normalisation: Normalisation = "token"

@@ -120,7 +120,7 @@ class RunConfig:
             not (self.staleness and self.algorithm.correction == "none"),
             "--algorithm.correction",
             f"none would treat tokens of older weights as on-policy (got none with --staleness {self.staleness})",
-            "leave out --algorithm.correction, or give --staleness 0",
+            "give --staleness 0, or in a new --run-dir another --algorithm.correction",
         )
         buffer, longest = self.algorithm.overlong_buffer, self.rollout.max_response_tokens
         require(

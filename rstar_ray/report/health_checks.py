@@ -256,7 +256,9 @@ def kv_cache(window: Window) -> HealthCheck | None:
     current = f"{percent(used, 0)} in use, {percent(reserved, 0)} reserved, at most {waiting:,} waiting"
     threshold = f"above {percent(KV_IDLE, 0)} in use while rollouts wait"
     state = CheckState.WARN if waiting and used < KV_IDLE else CheckState.OK
-    if state is CheckState.WARN and window.setting("staleness"):  # rows do not have the draws of waiting rollouts
+    if state is CheckState.WARN and any(
+        row.get("staleness") for row in placed
+    ):  # rows do not have the draws of waiting rollouts
         state, threshold = CheckState.UNKNOWN, f"{threshold}; with --staleness no step may need them yet"
     return HealthCheck("KV cache", state, current, threshold, CHOSEN)
 

@@ -117,7 +117,9 @@ def slow_data(run: RunRecord) -> dict[str, Any]:
     """Data for the page: every step's text, medians of the parts by stage, and the longest rollout if recorded."""
     usual = stage_medians(run.steps)
     for stage, medians in usual.items():
-        if run.config.get(stage, {}).get("staleness"):  # earlier steps sampled a part: it says nothing about this step
+        if any(
+            row.get("staleness") for row in run.steps if row["stage"] == stage
+        ):  # earlier steps sampled a part: it says nothing about this step
             medians.pop("tokens_per_s", None)
     steps = [explained(row, usual[row["stage"]]) for row in run.steps]
     covered = sum(step.covered * step.seconds for step in steps) / (sum(step.seconds for step in steps) or 1.0)

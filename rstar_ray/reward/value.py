@@ -24,12 +24,12 @@ class Scored(float):
 
 
 def finite(value: object) -> float | None:
-    """The number that user code returned as a reward; None for anything else, booleans included.
+    """The number that user code returned as a reward, True and False as 1 and 0; None for anything else.
 
-    >>> finite(-2), finite(float("nan")), finite("1")
-    (-2.0, None, None)
+    >>> finite(-2), finite(True), finite(float("nan")), finite("1")
+    (-2.0, 1.0, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not isinstance(value, Real):
         return None
     try:
         number = float(value)

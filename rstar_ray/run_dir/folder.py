@@ -224,9 +224,11 @@ class RunDir:
             if journaled.name <= name:
                 shutil.rmtree(journaled, ignore_errors=True)
 
-    def drop_turns(self, folder: str) -> None:
-        """Remove a folder of the journal, after its evaluation or selection has ended and saved its result."""
-        shutil.rmtree(self.journal_path / folder, ignore_errors=True)
+    def drop_turns(self, folders: str) -> None:
+        """Remove folders of the journal, by a pattern, after their evaluation, selection or stage has saved its
+        result."""
+        for folder in self.journal_path.glob(folders):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def prune(self, stage: str, keep_last: int, *, best: int | None = None) -> None:
         """Remove checkpoints except the last `keep_last`, the stage's end and step `best`; waits for the disk."""

@@ -170,7 +170,9 @@ class ToolHost:
         async def ask(**arguments: Any) -> Any:
             if call.ended is not None:
                 return await live.state.ended(call.ended)
-            return await (live.state.call if self._tool else live.state.reply)(**arguments)
+            if self._tool is None:
+                return await live.state.reply(*arguments.values())  # its parameter may have another name
+            return await live.state.call(**arguments)
 
         try:
             await self._make_room()

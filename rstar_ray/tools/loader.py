@@ -20,6 +20,8 @@ from rstar_ray.tools.tool import Tool
 
 IMPORT_DEADLINE_S = 60.0
 ENVIRONMENT_METHODS = ("start", "reply", "close")
+ASYNC_METHODS = {"start": "problem", "reply": "said", "ended": "reason", "restore": "snapshot"}
+"""Those of an environment that are awaited, with the argument of each; the last two are optional."""
 
 
 def tool_specs(entries: Sequence[str], folder: str) -> list[ToolSpec]:
@@ -62,33 +64,47 @@ def load_environment(entry: str) -> type[Any]:
     for method in ENVIRONMENT_METHODS:
         if not callable(getattr(found, method, None)):
             raise ConfigError(entry, f"has no method {method!r}", f"write {', '.join(ENVIRONMENT_METHODS)}")
-    if (ended := getattr(found, "ended", None)) is not None:
-        _refuse_ended(entry, ended)
+    if not isinstance(found, type):
+        raise ConfigError(entry, "is not a class", "name the class: each rollout has its own object")
+    if not _takes(found):
+        raise ConfigError(entry, "its constructor needs arguments", "give them defaults; `start` is given the problem")
+    for method, argument in ASYNC_METHODS.items():
+        function = getattr(found, method, None)
+        if function is not None and not (inspect.iscoroutinefunction(function) and _takes(function, "self", argument)):
+            wrong = f"its method {method!r} is not async or does not take one argument"
+            raise ConfigError(entry, wrong, f"write `async def {method}(self, {argument})`")
+    if inspect.iscoroutinefunction(getattr(found, "snapshot", None)):
+        raise ConfigError(entry, "its method 'snapshot' is async", "write `def snapshot(self) -> str`")
     return found
-
-
-def _refuse_ended(entry: str, ended: Any) -> None:
-    """Raise `ConfigError` for an `ended` that could not be called at the end of a rollout."""
-    try:
-        fits = inspect.iscoroutinefunction(ended) and bool(inspect.signature(ended).bind("self", "reason"))
-    except TypeError:
-        fits = False
-    if not fits:
-        raise ConfigError(entry, "its method 'ended' is not async or does not take one argument",
-                          "write `async def ended(self, reason) -> float | None`")  # fmt: skip
 
 
 def _refuse_function(entry: str, num_arguments: int) -> None:
     """Raise `ConfigError` unless the entry is a function of this number of arguments."""
     found = load_object(entry)
-    try:
-        fits = callable(found) and bool(inspect.signature(found).bind(*range(num_arguments)))
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise ConfigError(entry, f"must be a function of {num_arguments} arguments", "see docs/agents.md")
+    if not callable(found) or isinstance(found, type) or not _takes(found, *map(str, range(num_arguments))):
+        raise ConfigError(entry, f"must be a function of {num_arguments} positional arguments", "see docs/agents.md")
+    if inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
+        raise ConfigError(entry, "must not be a generator", "write `return`, not `yield`")
     if num_arguments == 1 and inspect.iscoroutinefunction(found):  # `--agent.failed`: a coroutine is always true
         raise ConfigError(entry, "must not be async", "write `def`")
+
+
+def _takes(function: Any, *arguments: str) -> bool:
+    """Whether it can be called with these positional arguments; one without a signature may be."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _file_of(entry: str) -> str:
+    """The module's file, since another module may have its name."""
+    module = entry.partition(":")[0]
+    found = sys.modules.get(module)
+    return str(getattr(found, "__file__", None) or f"the module {module}")
 
 
 def load_object(entry: str) -> Any:
@@ -113,7 +129,7 @@ def _described(option: str, entries: Sequence[str], folder: str) -> dict[str, li
     if done.returncode or not said:
         last = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
         raise ConfigError(option, last[:300], hint)
-    answer: dict[str, Any] = json.loads(said)
+    answer, _ = json.JSONDecoder().raw_decode(said)  # the module may print at its exit
     if refused := answer.get("refused"):
         raise ConfigError(f"{option} {refused[0]}", refused[1], refused[2] or hint)
     return {entry: [ToolSpec(**spec) for spec in specs] for entry, specs in answer["specs"].items()}
@@ -131,16 +147,17 @@ def main(entries: Sequence[str]) -> None:
                 _refuse_function(name, int(num_arguments))
             else:
                 specs[entry] = [asdict(spec_of(tool, entry)) for tool in load_tools(entry)]
+                json.dumps(specs[entry])  # refused here, a schema that is not JSON is named
         except ConfigError as refused:
             answer["refused"] = [refused.field, refused.problem, refused.hint]
             break
-        except Exception as raised:
-            said = str(raised).strip().splitlines()
-            answer["refused"] = [
-                entry.rpartition(" ")[2],
-                f"{type(raised).__name__}: {said[-1][:200] if said else ''}",
-                "",
-            ]
+        except (Exception, SystemExit) as raised:
+            specs.pop(entry, None)
+            said = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
+            name = entry.rpartition(" ")[2]
+            absent = raised.name if isinstance(raised, ModuleNotFoundError) else None
+            missing = absent and f"{name.partition(':')[0]}.".startswith(f"{absent}.")
+            answer["refused"] = [name, said, "" if missing else f"fix {_file_of(name)}"]
             break
     sys.stdout.write("\n\0" + json.dumps(answer))
 

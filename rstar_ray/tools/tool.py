@@ -68,6 +68,12 @@ class Tool:
             )
         if inspect.iscoroutinefunction(self.failed):  # a coroutine is always true
             raise ConfigError(name, "its `failed` is async", "write `def`")
+        if self.failed is not None:
+            _refuse_call(name, "failed", self.failed, "answer")
+        if self.state is not None:
+            _refuse_call(name, "state", self.state, "problem", "snapshot")
+            if inspect.iscoroutinefunction(getattr(self.state, "snapshot", None)):
+                raise ConfigError(name, "its state's `snapshot` is async", "write `def`")
         if self.program is not None:
             if self.failed is not None:  # the sandbox reads the answer, without the user's functions
                 hint = "exit with a status other than 0 if the program failed"
@@ -78,6 +84,17 @@ class Tool:
             _refuse_misfit(name, self.function, self.parameters)
         if isinstance(self.state, type):
             _refuse_misfit(name, getattr(self.state, "call", None), self.parameters, bound=True)
+
+
+def _refuse_call(name: str, part: str, function: Any, *arguments: str) -> None:
+    """Raise `ConfigError` if the function cannot be called with these positional arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as misfit:
+        problem = f"its `{part}` cannot be called with ({', '.join(arguments)}): {misfit}"
+        raise ConfigError(name, problem, f"take {len(arguments)} positional arguments") from None
+    except ValueError:  # without a signature
+        pass
 
 
 def _refuse_program(name: str, program: str) -> None:

@@ -89,7 +89,8 @@ class Memory:
 
     @property
     def total(self) -> float:
-        engine, update = self.engine_weights + max(0.0, self.kv), self.buckets + self.activations
+        engine = self.engine_weights + ENGINE_OWN_GB + max(0.0, self.kv)
+        update = self.buckets + self.activations
         return self.trained_state + self.runtime + (max(engine, update) if self.sleeps else engine + update)
 
 
@@ -377,8 +378,9 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     weights = (model.weights_gb + adapters) / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     update = 0.0 if pools.sleeps else buckets + activations
-    left = gpu.memory_gb - weights - trained - update - runtime
-    kv = min(left, pools.memory_share * gpu.memory_gb - weights - ENGINE_OWN_GB) if pools.memory_share else left
+    taken = weights + ENGINE_OWN_GB
+    left = gpu.memory_gb - taken - trained - update - runtime
+    kv = min(left, pools.memory_share * gpu.memory_gb - taken) if pools.memory_share else left
     if (blocks := pools.engine.num_blocks) is not None:
         kv = min(kv, blocks * pools.engine.block_size * model.kv_bytes_of_gpu(pools.tensor_parallel) / GB)
     return Memory(

@@ -29,16 +29,6 @@ CONFIG = with_values(
     at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny), {"engine.replicas": 1, "rollout.max_response_tokens": 48}
 )
 
-SPREAD = """
-import asyncio, random
-from examples.train_agent import solve as at_once
-
-async def solve(problem, endpoint):
-    await asyncio.sleep(3 * random.random())
-    return await at_once(problem, endpoint)
-"""
-"""Rollouts are at different turns when the host is killed."""
-
 
 @asynccontextmanager
 async def running(model: Path, folder: Path, agent: str) -> AsyncGenerator[TrainingActors]:
@@ -71,19 +61,16 @@ async def trajectories(actors: TrainingActors, *, kills: bool = False) -> dict[s
 
 def test_an_agent_samples_the_tokens_of_the_built_in_loop_although_its_host_is_killed(tmp_path: Path):
     model = make_tiny_model(tmp_path / "model", seed=0)
-    (tmp_path / "spread.py").write_text(SPREAD)
 
     async def run() -> tuple[dict[str, Trajectory], ...]:
         async with running(model, tmp_path, "") as actors:
             built_in = await trajectories(actors)
         async with running(model, tmp_path, "examples.train_agent:solve") as actors:
-            same = await trajectories(actors)
-        async with running(model, tmp_path, "spread:solve") as actors:
-            return built_in, same, await trajectories(actors, kills=True)
+            return built_in, await trajectories(actors, kills=True)
 
-    built_in, same, killed = asyncio.run(run())
-    assert same.keys() == killed.keys() == built_in.keys()
-    for rollout_id, one in [*same.items(), *killed.items()]:
+    built_in, killed = asyncio.run(run())
+    assert killed.keys() == built_in.keys()
+    for rollout_id, one in killed.items():
         other = built_in[rollout_id]
         assert one.prompt_ids.tolist() == other.prompt_ids.tolist()
         assert one.response_ids.tolist() == other.response_ids.tolist()

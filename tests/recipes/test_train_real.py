@@ -31,7 +31,7 @@ def short(completion, problem):
     """A policy that has hardly learned to speak differs in this, and in little else."""
     return float(len(completion) % 2)
 '''
-DEADLINE_S = 280
+DEADLINE_S = 900
 
 
 def start(run_dir: Path, log: Path) -> "subprocess.Popen[bytes]":

@@ -106,7 +106,7 @@ def test_the_gap_of_tokens_of_older_weights_is_judged_by_the_effective_sample_si
 def test_waiting_rollouts_are_not_judged_where_they_may_be_of_later_steps():
     idle = {"balancer/kv_util_mean": 0.2}
     assert found(run_of(idle))["KV cache"].state is CheckState.WARN
-    assert found(run_of(idle, staleness=1))["KV cache"].state is CheckState.UNKNOWN
+    assert found(run_of(idle | {"staleness": 1}))["KV cache"].state is CheckState.UNKNOWN
     assert found(run_of({}, staleness=1))["KV cache"].state is CheckState.OK
 
 
@@ -123,7 +123,7 @@ def test_the_speed_of_a_step_explains_it_only_where_all_its_tokens_were_sampled_
     slow = {"step_s": 20.0, "generate_s": 16.0, "rollout_s": 17.5, "tokens_per_s": 400.0}
     rows = [{"rollout_s": 7.5}] * 3
     for staleness, named in ((0, True), (1, False)):
-        because = slow_data(run_of(*rows, slow, staleness=staleness))["because"][-1]
+        because = slow_data(run_of(*rows, slow | {"staleness": staleness}))["because"][-1]
         assert ("400 tokens/s, median 1,000" in because) is named
 
 

@@ -70,6 +70,24 @@ def nan_token(rewards, algorithm, summaries):
 def one_parameter(rewards):
     return rewards
 
+def of_whole_groups(candidates, algorithm, rng):
+    return rng.choice(len(candidates), algorithm.keep, replace=False)
+
+def zeros(rewards, algorithm):
+    return [0.0] * len(rewards)
+
+def leave_one_out(rewards, algorithm):
+    return [one - (sum(rewards) - one) / (len(rewards) - 1) for one in rewards]
+
+def of_at_most_keep(rewards, algorithm):
+    assert len(rewards) <= algorithm.keep
+    return rewards
+
+def of_uncertain_tokens(tokens, algorithm):
+    entropy = tokens.entropy_N
+    chosen = entropy > torch.quantile(entropy, 0.8)
+    return -tokens.logprobs_N * tokens.advantages_N * chosen * (entropy - entropy.mean()) / entropy.std()
+
 def mismatched(tokens, algorithm):
     return tokens.logprobs_N[:3] * tokens.advantages_N
 
@@ -177,6 +195,12 @@ def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest)
     assert advantages([1.0, 0.0], algorithm, folder, group[:2]) == [0.5, -0.5]
 
 
+@pytest.mark.parametrize("values", [{"advantage": "of_at_most_keep"}, {"loss": "of_uncertain_tokens"}])
+def test_made_up_data_is_as_varied_as_a_runs(values: dict[str, str], folder: str, request: pytest.FixtureRequest):
+    mine = module(request.node.name)
+    check_rules(AlgorithmConfig(**{kind: f"{mine}:{name}" for kind, name in values.items()}), folder)
+
+
 def test_rloo_is_the_reward_less_the_mean_of_the_others():
     rewards = [1.0, 0.0, 0.25, 1.0]
     want = [reward - (sum(rewards) - reward) / 3 for reward in rewards]
@@ -201,11 +225,11 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
 FAIL = {
     "resample": (
         *("twice", "none_kept", "halves", "one_parameter", "sorts_in_place", "none_for_failures"),
-        "draws_without_the_generator",
+        *("draws_without_the_generator", "of_whole_groups"),
     ),
     "advantage": (
         *("short", "one_token_short", "nan_token", "exits", "one_parameter", "two_lines", "by_the_deviation"),
-        *("by_index", "words"),
+        *("by_index", "words", "zeros", "leave_one_out"),
     ),
     "loss": (
         *("scalar", "not_finite", "constant", "no_gradient", "one_parameter", "mismatched", "as_an_objective"),
@@ -216,6 +240,9 @@ FAIL = {
 
 
 SAID = {
+    "zeros": "every advantage is 0",
+    "leave_one_out": "ZeroDivisionError: float division by zero, with rewards 0)",
+    "distilled": "Hint: `ref_logprobs_N` needs --algorithm.reference-model",
     "mismatched": "(RuntimeError",
     "detached": "it must depend on `logprobs_N`",
     "in_place": "it changes `old_logprobs_N` in place",
@@ -229,7 +256,7 @@ def test_a_rule_that_fails_on_made_up_data_is_refused_in_one_line(
     kind: str, function: str, folder: str, request: pytest.FixtureRequest
 ):
     name = f"{module(request.node.name)}:{function}"
-    values: dict[str, Any] = {kind: name, "reject_equal_reward": function != "by_the_deviation"}
+    values: dict[str, Any] = {kind: name, "reject_equal_reward": function not in ("by_the_deviation", "leave_one_out")}
     with pytest.raises(ConfigError) as refused:
         check_rules(AlgorithmConfig(**values), folder)
     line = str(refused.value)

@@ -168,7 +168,7 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert {line.split(" is skipped: ")[0] for line in lines} == {
         "TensorBoard's file",
         "the balancer's row",
-        "the run's memory and its publish",
+        "the run's memory",
         "stage1-step-000001.jsonl",
         "stage1-held-out.jsonl",
     }

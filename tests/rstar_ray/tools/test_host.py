@@ -274,6 +274,20 @@ async def test_an_environment_is_a_state_that_answers_with_replies():
     assert (await ToolHost(environment=Game).call(HostCall(arguments={"said": "x"}, memory=second.memory))).lost
 
 
+async def test_the_parameter_of_reply_may_have_any_name_and_a_boolean_is_a_reward():
+    class Plain:
+        async def start(self, problem: Problem) -> None: ...
+
+        async def reply(self, text: str) -> Reply:
+            return Reply(reward=text == "yes")
+
+        async def close(self) -> None: ...
+
+    call = HostCall(arguments={"said": "yes"}, rollout_id="r", holder="a", problem=PROBLEM)
+    answer = await ToolHost(environment=Plain).call(call)
+    assert (answer.outcome, answer.reward) == (Outcome.OK, 1.0)
+
+
 class Odd:
     async def start(self, problem: Problem) -> None: ...
 
@@ -281,7 +295,6 @@ class Odd:
         return {
             "text": Reply(text=None),  # type: ignore[arg-type]
             "reward": Reply(reward="1"),  # type: ignore[arg-type]
-            "bool": Reply(reward=True),
             "nan": Reply(reward=float("nan")),
             "list": Reply(reward=[1]),  # type: ignore[arg-type]
         }[said]
@@ -294,7 +307,6 @@ class Odd:
     [
         ("text", "the text None, which is NoneType"),
         ("reward", "the reward '1', not a finite number"),
-        ("bool", "the reward True, not a finite number"),
         ("nan", "the reward nan, not a finite number"),
         ("list", "the reward [1], not a finite number"),
     ],

@@ -87,7 +87,7 @@ async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: 
         ),
         (["many:absent"], "--tools.use many:absent: AttributeError"),
         (["many:value"], "--tools.use many:value: is neither a Tool nor a list of them"),
-        (["raises:tool"], "--tools.use raises:tool: RuntimeError: in the environment"),
+        (["raises:tool"], "--tools.use raises:tool: RuntimeError: no key in the environment. Hint: fix the module"),
         (["crashes:tool"], "--tools.use: its process ended. Hint: give module:object, and its folder as --own-folder"),
         (["python", "many:same"], "many:same and python are both named 'python'. Hint: rename one"),
     ],
@@ -105,9 +105,63 @@ def test_a_module_that_hangs_is_refused(folder: Path, monkeypatch: pytest.Monkey
         tool_specs(["hangs:tool"], str(folder))
 
 
-@pytest.mark.parametrize("ended", ["def ended(self, reason)", "async def ended(self)", "async def ended(self, a, b)"])
-def test_an_environment_whose_ended_could_not_be_called_is_refused(ended: str, folder: Path):
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        ("def ended(self, reason)", "its method 'ended' is not async or does not take one argument"),
+        ("async def ended(self)", "its method 'ended' is not async"),
+        ("async def ended(self, a, b)", "its method 'ended' is not async"),
+        ("def reply(self, said)", "its method 'reply' is not async"),
+        ("async def start(self)", "its method 'start' is not async or does not take one argument"),
+        ("def restore(self, snapshot)", "its method 'restore' is not async"),
+        ("async def snapshot(self)", "its method 'snapshot' is async. Hint: write `def snapshot"),
+        ("def __init__(self, problem)", "its constructor needs arguments"),
+    ],
+)
+def test_an_environment_whose_methods_could_not_be_called_is_refused(method: str, complaint: str, folder: Path):
     methods = "".join(f"    async def {name}(self, *_): ...\n" for name in ("start", "reply", "close"))
-    (folder / "ends.py").write_text(f"class Ends:\n{methods}    {ended}: ...\n")
-    with pytest.raises(ConfigError, match=r"ends:Ends: its method 'ended' is not async or does not take one argument"):
+    (folder / "ends.py").write_text(f"class Ends:\n{methods}    {method}: ...\n\none = object.__new__(Ends)\n")
+    with pytest.raises(ConfigError) as refused:
         check_environment("ends:Ends", str(folder))
+    assert f"ends:Ends: {complaint}" in str(refused.value)
+    with pytest.raises(ConfigError, match="ends:one: is not a class"):
+        check_environment("ends:one", str(folder))
+
+
+PARTS = """
+from rstar_ray.tools.tool import Tool
+
+class State:
+    def __init__(self, problem): ...
+    async def call(self): ...
+
+class Kept(State):
+    def __init__(self, problem, snapshot): ...
+    async def snapshot(self): ...
+
+async def function(): ...
+
+def made(**parts):
+    return Tool(name="t", description="", parameters={"type": "object", "properties": {}}, **parts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ("state=State", "its `state` cannot be called with (problem, snapshot)"),
+        ("state=Kept", "its state's `snapshot` is async"),
+        ("function=function, failed=lambda a, b: False", "its `failed` cannot be called with (answer)"),
+    ],
+)
+def test_a_tool_whose_parts_could_not_be_called_is_refused(parts: str, complaint: str, folder: Path):
+    (folder / "parts.py").write_text(f"{PARTS}\ntool = made({parts})\n")
+    with pytest.raises(ConfigError) as refused:
+        tool_specs(["parts:tool"], str(folder))
+    assert complaint in str(refused.value)
+
+
+def test_a_module_may_print_at_its_exit(folder: Path):
+    said = "import atexit\natexit.register(print, 'bye')\n"
+    (folder / "says.py").write_text(f"{said}{PARTS}\ntool = made(function=function)\n")
+    assert [spec.name for spec in tool_specs(["says:tool"], str(folder))] == ["t"]
