@@ -324,6 +324,11 @@ def _settings(start: Start) -> None:
         if mode != "none":
             cause = f"--learner.dtype {config.learner.dtype}, --staleness {config.staleness}"
             log.info(f"off-policy correction: {mode} (--algorithm.correction auto with {cause})")
+    if any(config.staleness and config.correction == "sampler" and ":" in config.algorithm.loss for config in trained):
+        log.info(
+            "warning: --algorithm.correction sampler: it corrects your loss only if the loss reads `old_logprobs_N`. "
+            "Hint: otherwise give --algorithm.correction token"
+        )
     if any(config.staleness and config.correction == "sequence" for config in trained):
         log.info(
             "warning: --algorithm.correction sequence: with --staleness the product over a long row is near 0 or above "

@@ -14,7 +14,8 @@ from actors.launch.run import launch, run
 from recipes.evaluate import EVALUATE
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
-from rstar_ray.config import may_change
+from recipes.stage2 import STAGE_2
+from rstar_ray.config import may_change, with_values
 from rstar_ray.data.order import digest_of_problems
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import write_json
@@ -51,6 +52,17 @@ def stage_1(tmp_path: Path, all_rows: Sequence[Any], *more: str) -> list[str]:
         str(write_rows(tmp_path / "mine.jsonl", *all_rows)),
         *more,
     ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [({"staleness": 1}, "--staleness: "), ({"algorithm.correction": "token"}, r"--algorithm\.cor")],
+)
+def test_stages_of_one_launch_have_one_loss(setting: dict[str, Any], option: str, tmp_path: Path):
+    first, second = parse([STAGE_1, STAGE_2], [*TINY, "--run-dir", str(tmp_path / "run")])
+    with pytest.raises(ConfigError, match=f"^{option}.*stage2 has .*, and stage1 of the same launch"):
+        run([first, with_values(second, setting)])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_context_too_short_for_more_than_a_few_is_refused(tmp_path: Path):

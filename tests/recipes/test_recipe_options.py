@@ -144,6 +144,17 @@ def keeps_a_signal(recipe: Recipe, *options: str) -> bool:
     return has_signal(resample(rollouts, config, 1), config)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--algorithm.resample mine:best --algorithm.least-failures 2 --algorithm.no-roc-error-ratio",
+        "--algorithm.loss mine:masked --algorithm.dppo-threshold 0.1",
+    ],
+)
+def test_a_rule_of_the_user_may_read_the_settings_of_the_built_in_ones(options: str):
+    parse([STAGE_1], [*TINY, *options.split()])  # it refuses settings without effect
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("recipe", [STAGE_2, STAGE_3], ids=lambda recipe: recipe.stage)
 def test_a_single_failure_of_a_group_is_trained_on_late_in_a_run(recipe: Recipe, scale: str):
