@@ -105,6 +105,14 @@ async def test_a_cancelled_rollout_is_stopped_where_it_runs():
     assert (await service.snapshot()).in_flight == 0
 
 
+async def test_rollouts_that_are_cancelled_right_behind_their_submission_do_not_run():
+    service = await service_of("r0")
+    submitted = asyncio.create_task(service.submit([(load("a"), "payload")]))
+    cancelled = asyncio.create_task(service.cancel(["a"]))
+    await asyncio.gather(submitted, cancelled)
+    assert (await granted(service, "r0", wait_s=0.05))[1] == []
+
+
 async def test_what_can_never_fit_is_refused_with_the_numbers():
     service = await service_of("r0", capacity=100)
     with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
