@@ -107,6 +107,8 @@ def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: Algorith
     hint = "give harder problems (--drop-solved)"
     if metrics["frac_all_wrong"] > metrics["frac_all_correct"]:
         hint = "give easier problems or larger budgets (--rollout.max-response-tokens, --rollout.max-turns)"
+    if ":" in algorithm.resample and metrics["frac_all_correct"] + metrics["frac_all_wrong"] < 1:
+        hint = f"let --algorithm.resample {algorithm.resample} keep rollouts of different reward"
     return (
         f"{metrics.stage}: {empty_steps} steps in a row, to step {metrics.step}, had no group whose kept rewards "
         f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {hint}, "

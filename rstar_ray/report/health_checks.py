@@ -210,8 +210,8 @@ def gradient(window: Window) -> HealthCheck | None:
         return None
     median = known[len(known) // 2]
     current = f"at most {max(late):.2f}, median of the stage {median:.2f}"
-    threshold = f"below {GRADIENT_SPIKE:g} times the stage's median"
-    state = CheckState.WARN if max(late) > GRADIENT_SPIKE * median else CheckState.OK
+    threshold = f"above 0, below {GRADIENT_SPIKE:g} times the stage's median"
+    state = CheckState.OK if 0 < max(late) <= GRADIENT_SPIKE * median else CheckState.WARN
     return HealthCheck("Gradient norm", state, current, threshold, CHOSEN, window.worst("grad_norm"))
 
 

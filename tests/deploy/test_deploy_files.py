@@ -352,12 +352,12 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
 
 
-def test_another_target_than_the_environments_own_is_refused():
-    recorded = REPOSITORY / ".venv" / ".target"
-    own = recorded.read_text().strip() if recorded.exists() else "cpu"
-    answer = make("setup", f"TARGET={'cuda' if own != 'cuda' else 'rocm'}")
+def test_another_target_than_the_environments_own_is_refused(tmp_path: Path):
+    (tmp_path / ".target").write_text("cpu\n")
+    (tmp_path / ".ready").touch()
+    answer = make("setup", f"VENV={tmp_path}", "TARGET=cuda")
     assert answer.returncode != 0
-    assert f"is set up for {own}: 'make clean' first" in answer.stdout
+    assert f"{tmp_path} is set up for cpu: 'make clean' first" in answer.stdout
 
 
 def test_a_target_that_does_not_exist_is_refused():

@@ -53,6 +53,7 @@ def found(run: RunRecord) -> dict[str, HealthCheck]:
         ("Log-prob gap, engine to learner", {"logprob_diff_mean": 2e-5}, CheckState.WARN),
         ("Log-prob gap, engine to learner", {"logprob_diff_mean": 1e-3}, CheckState.BAD),
         ("Gradient norm", {"grad_norm": 5.0}, CheckState.WARN),
+        ("Gradient norm", {"grad_norm": 0.0}, CheckState.WARN),
         ("Truncated rollouts", {"frac_truncated": 0.2}, CheckState.WARN),
         ("Truncated rollouts", {"frac_truncated": 0.4}, CheckState.BAD),
         ("Groups without signal", {"groups_kept": 1, "groups_dropped": 4}, CheckState.WARN),
