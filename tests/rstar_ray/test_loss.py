@@ -400,7 +400,7 @@ def test_a_bfloat16_learner_truncates_importance_weights_by_default_and_a_float3
 def test_two_corrections_and_none_for_stale_tokens_are_refused():
     with pytest.raises(ConfigError, match=r"--algorithm\.correction: token would be a second correction"):
         AlgorithmConfig(loss="dppo", correction="token")
-    with pytest.raises(ConfigError, match=r"--algorithm\.correction: .* Hint: leave out"):
+    with pytest.raises(ConfigError, match=r"--algorithm\.correction: .* Hint: give --staleness 0"):
         with_values(RunConfig(), {"staleness": 1, "algorithm.correction": "none"})
 
 
