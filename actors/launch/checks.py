@@ -23,7 +23,6 @@ from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, own_environments, own_rewards, with_values
-from rstar_ray.config.modes import value_of
 from rstar_ray.config.options import spelled
 from rstar_ray.config.scales import check_gpu_here
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
@@ -203,16 +202,33 @@ def _own_code(start: Start) -> None:
 
 
 def _rules(start: Start) -> None:
-    """Refuse an unknown rule of the algorithm, a user's function that fails on generated data, and stages of one
-    launch with different losses: the actors have the first one's."""
-    trained = [config for config in start.asked if config.stage in STAGES[1:]]
-    for config in trained:
-        check_rules(config.algorithm, config.own_folder)
-        for name in ("staleness", "algorithm.correction", "algorithm.loss"):
-            first, now = value_of(trained[0], name), value_of(config, name)
+    """Refuse an unknown rule of the algorithm, or a user's function that fails on generated data."""
+    for config in start.asked:
+        if config.stage in STAGES[1:]:
+            check_rules(config.algorithm, config.own_folder)
+
+
+OF_THE_LOSS = (
+    *("loss", "correction", "correction_cap", "correction_low", "correction_high", "clip_low", "clip_high"),
+    *("dual_clip", "dppo_threshold", "normalisation", "kl_coefficient", "entropy_coefficient", "reference_model"),
+)
+"""Settings of the algorithm that the learner reads."""
+
+
+def _one_loss(start: Start) -> None:
+    """Refuse stages of one launch with different losses: engines and learner have the settings of the first stage."""
+    for config in start.ahead if not start.evaluates else ():
+        if config.stage not in STAGES[1:]:
+            continue
+        for name in ("staleness", *(f"algorithm.{field}" for field in OF_THE_LOSS)):
+            first, now = (_of_the_loss(one, name) for one in (start.ahead[0], config))
             if first != now:
-                problem = f"{config.stage} has {now}, and {trained[0].stage} of the same launch {first}"
+                problem = f"{config.stage} has {now}, and {start.ahead[0].stage} of the same launch {first}"
                 raise ConfigError(spelled(name), problem, "launch them one after the other")
+
+
+def _of_the_loss(config: RunConfig, name: str) -> object:
+    return config.staleness if name == "staleness" else getattr(config.loss, name.partition(".")[2])
 
 
 def _tools(start: Start) -> None:
@@ -374,6 +390,7 @@ CHECKS = (
     Check("evaluation files", Phase.FILES, _evaluation_files),
     Check("own code", Phase.FILES, _own_code),
     Check("rules", Phase.FILES, _rules),
+    Check("losses of the stages", Phase.FILES, _one_loss),
     Check("tools", Phase.FILES, _tools),
     Check("problems", Phase.FILES, _problems),
     Check("model", Phase.FILES, _model),

@@ -239,7 +239,9 @@ def _gradient_of(rule: LossRule, algorithm: AlgorithmConfig, advantages_N: Tenso
             given = f"advantages of {', '.join(f'{one:g}' for one in advantages_N.tolist())}"
             raise ValueError(f"the loss or its gradient is not finite: {loss.item()}, with {given}")
         made += [torch.cat([loss.detach()[None], gradient_N])]
-    if not torch.equal(*made):
+    # The order of sums is not fixed on a GPU.
+    same = torch.equal(*made) if device.type == "cpu" else torch.allclose(*made, rtol=1e-3)
+    if not same:
         raise ValueError("a second call with the same tokens gives another loss or gradient")
     return made[0][1:]
 

@@ -59,7 +59,7 @@ def _built_in(kind: Kind) -> Mapping[str, Callable[..., Any]]:
 def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
     option = f"--algorithm.{kind} {name}"
     if not is_entry(name):
-        raise ConfigError(option, "it is not module:function", "name a module and a function in it")
+        raise ConfigError(option, "it is not module:function", "write both with letters, digits, _ and . only")
     module, _, function = name.partition(":")
     folder = str(Path(own_folder).absolute())
     if folder not in sys.path:
@@ -73,7 +73,8 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
         raise ConfigError(option, _in_one_line(failed), hint) from failed
     found = getattr(imported, function, None)
     if not callable(found):
-        raise ConfigError(option, f"{function} is not a function there", f"name a function of {imported.__file__}")
+        where = getattr(imported, "__file__", None) or f"the module {module}"
+        raise ConfigError(option, f"{function} is not a function there", f"name a function of {where}")
 
     @wraps(found)
     def named(*arguments: Any) -> Any:
@@ -164,7 +165,9 @@ def check_rules(
             _try(kind, algorithm, own_folder, device)
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             problem = f"it fails on made-up data ({_said(failed, kind, algorithm)})"
-            raise ConfigError(f"--algorithm.{kind} {name}", problem, _advice(kind, algorithm, own_folder)) from failed
+            raise ConfigError(
+                f"--algorithm.{kind} {name}", problem, _advice(kind, algorithm, own_folder, device)
+            ) from failed
 
 
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, device: Any = "cpu") -> None:
@@ -195,15 +198,16 @@ def _try_group(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, rewards:
         raise RStarError("a second call with the same arguments gives another result: use `rng`, and no state")
     if kind == "resample" and not first and len(rewards) == algorithm.num_rollouts and len(set(rewards)) > 1:
         raise RStarError("it keeps no trajectory")
-    if kind == "advantage" and len(set(rewards)) > 1 and not any(np.any(one) for one in first):
+    whole = kind == "advantage" and len(rewards) == algorithm.keep and len(set(rewards)) > 1
+    if whole and not any(np.any(one) for one in first):
         raise RStarError("every advantage is 0, from which nothing is learned")
 
 
-def _advice(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> str:
+def _advice(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, device: Any) -> str:
     """A hint for a rule that fails."""
     if kind == "loss" and not algorithm.reference_model:
         with suppress(Exception, SystemExit):
-            _try(kind, replace(algorithm, reference_model="made-up"), own_folder)
+            _try(kind, replace(algorithm, reference_model="made-up"), own_folder, device)
             return "`ref_logprobs_N` needs --algorithm.reference-model"
     return "docs/algorithm.md has its signature"
 
@@ -223,11 +227,11 @@ def _made_up(number: int, reward: float) -> TrajectorySummary:
         problem_id="problem",
         reward=reward,
         num_calls=2,
-        num_failed=1,
+        num_failed=number // 2 % 2,
         num_answers=1,
-        num_turns=3,
+        num_turns=3 + number % 3,
         num_prompt_tokens=16,
-        num_response_tokens=24,
+        num_response_tokens=24 + 3 * number,
         num_sampled_tokens=8 + number,
         stop_reason=StopReason.ANSWERED,
     )

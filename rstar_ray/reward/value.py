@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 
+import numpy as np
+
 SOLVED = 1.0
 """The smallest reward that counts as solved."""
 
@@ -26,10 +28,10 @@ class Scored(float):
 def finite(value: object) -> float | None:
     """The number that user code returned as a reward, True and False as 1 and 0; None for anything else.
 
-    >>> finite(-2), finite(True), finite(float("nan")), finite("1")
+    >>> finite(-2), finite(np.True_), finite(float("nan")), finite("1")
     (-2.0, 1.0, None, None)
     """
-    if not isinstance(value, Real):
+    if not isinstance(value, Real | np.bool_):
         return None
     try:
         number = float(value)

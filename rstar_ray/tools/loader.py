@@ -70,7 +70,10 @@ def load_environment(entry: str) -> type[Any]:
         raise ConfigError(entry, "its constructor needs arguments", "give them defaults; `start` is given the problem")
     for method, argument in ASYNC_METHODS.items():
         function = getattr(found, method, None)
-        if function is not None and not (inspect.iscoroutinefunction(function) and _takes(function, "self", argument)):
+        bound = isinstance(inspect.getattr_static(found, method, None), staticmethod | classmethod)
+        arguments = (argument,) if bound else ("self", argument)
+        is_async = function is not None and inspect.iscoroutinefunction(inspect.unwrap(function))
+        if function is not None and not (is_async and _takes(function, *arguments)):
             wrong = f"its method {method!r} is not async or does not take one argument"
             raise ConfigError(entry, wrong, f"write `async def {method}(self, {argument})`")
     if inspect.iscoroutinefunction(getattr(found, "snapshot", None)):

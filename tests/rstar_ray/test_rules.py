@@ -83,6 +83,16 @@ def of_at_most_keep(rewards, algorithm):
     assert len(rewards) <= algorithm.keep
     return rewards
 
+def of_whole_groups_alone(rewards, algorithm):
+    return rewards if len(rewards) == algorithm.keep else [0.0] * len(rewards)
+
+def by_length_without_failures(rewards, algorithm, summaries):
+    mean = np.mean([one.num_response_tokens for one in summaries])
+    return [0.0 if one.num_failed else mean - one.num_response_tokens for one in summaries]
+
+def without_failures(candidates, algorithm, rng):
+    return [place for place, one in enumerate(candidates) if not one.num_failed][:algorithm.keep]
+
 def of_uncertain_tokens(tokens, algorithm):
     entropy = tokens.entropy_N
     chosen = entropy > torch.quantile(entropy, 0.8)
@@ -195,7 +205,16 @@ def test_rules_of_the_user_are_used(folder: str, request: pytest.FixtureRequest)
     assert advantages([1.0, 0.0], algorithm, folder, group[:2]) == [0.5, -0.5]
 
 
-@pytest.mark.parametrize("values", [{"advantage": "of_at_most_keep"}, {"loss": "of_uncertain_tokens"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"advantage": "of_at_most_keep"},
+        {"advantage": "of_whole_groups_alone"},
+        {"advantage": "by_length_without_failures"},
+        {"resample": "without_failures"},
+        {"loss": "of_uncertain_tokens"},
+    ],
+)
 def test_made_up_data_is_as_varied_as_a_runs(values: dict[str, str], folder: str, request: pytest.FixtureRequest):
     mine = module(request.node.name)
     check_rules(AlgorithmConfig(**{kind: f"{mine}:{name}" for kind, name in values.items()}), folder)
@@ -269,6 +288,11 @@ def test_a_rule_that_fails_on_made_up_data_is_refused_in_one_line(
     [
         ("loss", "{mine}:number", "--algorithm.loss {mine}:number: number is not a function"),
         ("loss", "absent:rule", "--algorithm.loss absent:rule: ModuleNotFoundError"),
+        (
+            "loss",
+            "sys:rule",
+            "--algorithm.loss sys:rule: rule is not a function there. Hint: name a function of the mo",
+        ),
         ("resample", "best", "--algorithm.resample: not a rule (got 'best'). Hint: choose paper, release"),
     ],
 )

@@ -128,6 +128,28 @@ def test_an_environment_whose_methods_could_not_be_called_is_refused(method: str
         check_environment("ends:one", str(folder))
 
 
+def test_methods_of_an_environment_may_be_decorated_or_static(folder: Path):
+    (folder / "plain.py").write_text(
+        """
+import functools
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*arguments):
+        return function(*arguments)
+    return inner
+
+class Plain:
+    @logged
+    async def start(self, problem): ...
+    @staticmethod
+    async def reply(said): ...
+    async def close(self): ...
+"""
+    )
+    check_environment("plain:Plain", str(folder))
+
+
 PARTS = """
 from rstar_ray.tools.tool import Tool
 
