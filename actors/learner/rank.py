@@ -67,9 +67,8 @@ class LearnerRank:
         config, learner = self.config, self.config.learner
         torch.set_num_threads(learner.num_threads)
         self.device = deepspeed_start.learner_device(learner)
-        check_rules(
-            config.algorithm, config.own_folder, ("loss",), self.device
-        )  # here it may be missing, or fail on a GPU
+        # The loss of the user may be missing on this node, or fail on its GPU.
+        check_rules(config.algorithm, config.own_folder, ("loss",), self.device)
         meeting = self._store or (master_address, master_port)
         deepspeed_start.join_ranks(learner, self.rank, self.device, meeting)
         deepspeed_start.seed_generators(config.seed + self.rank)

@@ -25,7 +25,7 @@ import numpy as np
 from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
-from rstar_ray.config.own_code import is_entry
+from rstar_ray.config.own_code import is_entry, is_missing
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
@@ -67,9 +67,7 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as failed:  # any exception: it is the user's code
-        absent = failed.name if isinstance(failed, ModuleNotFoundError) else None
-        missing = absent and f"{module}.".startswith(f"{absent}.")
-        hint = "give its folder as --own-folder" if missing else f"fix the module {module}"
+        hint = "give its folder as --own-folder" if is_missing(module, failed) else f"fix the module {module}"
         raise ConfigError(option, _in_one_line(failed), hint) from failed
     found = getattr(imported, function, None)
     if not callable(found):
@@ -124,7 +122,7 @@ def advantages(
     """
     estimate = rule("advantage", algorithm, own_folder)
     arguments = (list(rewards), algorithm, list(summaries))
-    made = [np.asarray(one, np.float32) for one in estimate(*arguments[: 3 if _takes_summaries(estimate) else 2])]
+    made = [np.asarray(one, np.float64) for one in estimate(*arguments[: 3 if _takes_summaries(estimate) else 2])]
     name = f"--algorithm.advantage {algorithm.advantage}"
     if len(made) != len(summaries):
         raise RStarError(f"{name}: {len(made)} advantages for {len(summaries)} trajectories")
@@ -132,9 +130,9 @@ def advantages(
         if one.shape not in ((), (summary.num_sampled_tokens,)):
             wanted = f"one number, or one for each of {summary.num_sampled_tokens} sampled tokens"
             raise RStarError(f"{name}: shape {list(one.shape)} for a trajectory; give {wanted}")
-        if not np.isfinite(one).all():
+        if not (np.abs(one) <= np.finfo(np.float32).max).all():  # rows hold float32
             raise RStarError(f"{name}: not finite for rewards {list(rewards)}")
-    return [one if one.shape else float(one) for one in made]
+    return [one.astype(np.float32) if one.shape else float(one) for one in made]
 
 
 @cache

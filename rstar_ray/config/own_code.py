@@ -28,6 +28,12 @@ def is_entry(name: str) -> bool:
     return _ENTRY.fullmatch(name) is not None
 
 
+def is_missing(module: str, failed: BaseException) -> bool:
+    """Whether an import failed because there is no such module, and not because of one that it imports."""
+    name = failed.name if isinstance(failed, ModuleNotFoundError) else None
+    return bool(name) and f"{module}.".startswith(f"{name}.")
+
+
 def has_own(config: Any) -> bool:
     """Whether a run uses the user's code."""
     own = own_rewards(config.reward) or own_rules(config.algorithm) or own_agent(config.agent)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rstar_ray.config.own_code import is_missing
 from rstar_ray.errors import ConfigError
 from rstar_ray.trajectory import Problem, Transcript
 
@@ -61,7 +62,7 @@ def find_function(name: str) -> tuple[Callable[..., Any], bool]:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as absent:
-        hint = "" if absent.name and f"{module}.".startswith(f"{absent.name}.") else f"install it, or fix {module}"
+        hint = "" if is_missing(module, absent) else f"install it, or fix {module}"
         raise Unusable(_in_one_line(absent), hint) from absent
     except ConfigError as refused:  # such as a Tool beside the function
         raise Unusable(f"importing {module}: {refused.field}: {refused.problem}", refused.hint) from refused

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+from rstar_ray.config.own_code import is_missing
 from rstar_ray.errors import ConfigError
 from rstar_ray.tools.spec import PYTHON, PYTHON_TOOL, ToolSpec, spec_of
-from rstar_ray.tools.tool import Tool
+from rstar_ray.tools.tool import Tool, misfit
 
 IMPORT_DEADLINE_S = 60.0
 ENVIRONMENT_METHODS = ("start", "reply", "close")
@@ -66,14 +67,14 @@ def load_environment(entry: str) -> type[Any]:
             raise ConfigError(entry, f"has no method {method!r}", f"write {', '.join(ENVIRONMENT_METHODS)}")
     if not isinstance(found, type):
         raise ConfigError(entry, "is not a class", "name the class: each rollout has its own object")
-    if not _takes(found):
+    if misfit(found):
         raise ConfigError(entry, "its constructor needs arguments", "give them defaults; `start` is given the problem")
     for method, argument in ASYNC_METHODS.items():
         function = getattr(found, method, None)
         bound = isinstance(inspect.getattr_static(found, method, None), staticmethod | classmethod)
         arguments = (argument,) if bound else ("self", argument)
         is_async = function is not None and inspect.iscoroutinefunction(inspect.unwrap(function))
-        if function is not None and not (is_async and _takes(function, *arguments)):
+        if function is not None and (not is_async or misfit(function, *arguments)):
             wrong = f"its method {method!r} is not async or does not take one argument"
             raise ConfigError(entry, wrong, f"write `async def {method}(self, {argument})`")
     if inspect.iscoroutinefunction(getattr(found, "snapshot", None)):
@@ -84,23 +85,12 @@ def load_environment(entry: str) -> type[Any]:
 def _refuse_function(entry: str, num_arguments: int) -> None:
     """Raise `ConfigError` unless the entry is a function of this number of arguments."""
     found = load_object(entry)
-    if not callable(found) or isinstance(found, type) or not _takes(found, *map(str, range(num_arguments))):
+    if not callable(found) or isinstance(found, type) or misfit(found, *map(str, range(num_arguments))):
         raise ConfigError(entry, f"must be a function of {num_arguments} positional arguments", "see docs/agents.md")
     if inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
         raise ConfigError(entry, "must not be a generator", "write `return`, not `yield`")
     if num_arguments == 1 and inspect.iscoroutinefunction(found):  # `--agent.failed`: a coroutine is always true
         raise ConfigError(entry, "must not be async", "write `def`")
-
-
-def _takes(function: Any, *arguments: str) -> bool:
-    """Whether it can be called with these positional arguments; one without a signature may be."""
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
 
 
 def _file_of(entry: str) -> str:
@@ -158,8 +148,7 @@ def main(entries: Sequence[str]) -> None:
             specs.pop(entry, None)
             said = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
             name = entry.rpartition(" ")[2]
-            absent = raised.name if isinstance(raised, ModuleNotFoundError) else None
-            missing = absent and f"{name.partition(':')[0]}.".startswith(f"{absent}.")
+            missing = is_missing(name.partition(":")[0], raised)
             answer["refused"] = [name, said, "" if missing else f"fix {_file_of(name)}"]
             break
     sys.stdout.write("\n\0" + json.dumps(answer))

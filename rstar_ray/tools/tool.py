@@ -68,12 +68,12 @@ class Tool:
             )
         if inspect.iscoroutinefunction(self.failed):  # a coroutine is always true
             raise ConfigError(name, "its `failed` is async", "write `def`")
-        if self.failed is not None:
-            _refuse_call(name, "failed", self.failed, "answer")
-        if self.state is not None:
-            _refuse_call(name, "state", self.state, "problem", "snapshot")
-            if inspect.iscoroutinefunction(getattr(self.state, "snapshot", None)):
-                raise ConfigError(name, "its state's `snapshot` is async", "write `def`")
+        for part, arguments in (("failed", ("answer",)), ("state", ("problem", "snapshot"))):
+            if (function := getattr(self, part)) is not None and (wrong := misfit(function, *arguments)):
+                problem = f"its `{part}` cannot be called with ({', '.join(arguments)}): {wrong}"
+                raise ConfigError(name, problem, f"take {len(arguments)} positional arguments")
+        if inspect.iscoroutinefunction(getattr(self.state, "snapshot", None)):
+            raise ConfigError(name, "its state's `snapshot` is async", "write `def`")
         if self.program is not None:
             if self.failed is not None:  # the sandbox reads the answer, without the user's functions
                 hint = "exit with a status other than 0 if the program failed"
@@ -86,15 +86,15 @@ class Tool:
             _refuse_misfit(name, getattr(self.state, "call", None), self.parameters, bound=True)
 
 
-def _refuse_call(name: str, part: str, function: Any, *arguments: str) -> None:
-    """Raise `ConfigError` if the function cannot be called with these positional arguments."""
+def misfit(function: Any, *arguments: str) -> str:
+    """Why it cannot be called with these positional arguments; empty if it can, or has no signature."""
     try:
         inspect.signature(function).bind(*arguments)
-    except TypeError as misfit:
-        problem = f"its `{part}` cannot be called with ({', '.join(arguments)}): {misfit}"
-        raise ConfigError(name, problem, f"take {len(arguments)} positional arguments") from None
-    except ValueError:  # without a signature
-        pass
+    except TypeError as wrong:
+        return str(wrong)
+    except ValueError:
+        return ""
+    return ""
 
 
 def _refuse_program(name: str, program: str) -> None:
