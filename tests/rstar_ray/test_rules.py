@@ -224,7 +224,7 @@ def test_rloo_is_the_reward_less_the_mean_of_the_others():
     rewards = [1.0, 0.0, 0.25, 1.0]
     want = [reward - (sum(rewards) - reward) / 3 for reward in rewards]
     group = [summary(reward=reward) for reward in rewards]
-    assert advantages(rewards, AlgorithmConfig(advantage="rloo"), "", group) == pytest.approx(want)
+    assert advantages(rewards, AlgorithmConfig(advantage="rloo"), "", group) == pytest.approx(want, rel=1e-12)
 
 
 def test_an_advantage_rule_may_give_one_for_each_sampled_token(folder: str, request: pytest.FixtureRequest):
