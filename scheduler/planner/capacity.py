@@ -29,6 +29,9 @@ from scheduler.traces.trace import TraceRollout
 GPU_SIZES_GB = tuple(sorted({gpu.memory_gb for gpu in GPUS.values()}))
 LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not suggested: a pass would be mostly overhead
 LORA_RANK = 32  # suggested if the full model does not fit
+OPTIONS = ("parallel", "sleep", "micro", "share", "offload", "lora", "separated")
+HARDWARE = ("gpus", "memory")
+"""Kinds of changes that the planner suggests, in the order in which they are combined."""
 MEMORY_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of an engine; suggested if the given one does not fit
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
 STALENESS = (0, 1, 2)  # values that are compared
@@ -308,7 +311,7 @@ def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: StageS
     """Add a hint to each problem."""
     if not problems:
         return ()
-    advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no one or two changes help; use a smaller model"
+    advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no three changes help; use a smaller model"
     return tuple(f"{problem}: {advice}" for problem in problems)
 
 
@@ -428,19 +431,31 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
 
 
 def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
-    """The smallest single changes with which everything fits, one of each kind; if there are none, pairs of changes."""
-    found: dict[str, str] = {}
+    """The fewest changes with which everything fits, one of each kind; options are tried before other GPUs."""
+    kinds = OPTIONS + HARDWARE
+    for count, allowed in ((1, OPTIONS), (2, OPTIONS), (3, OPTIONS), (1, kinds), (2, kinds)):
+        found: dict[tuple[str, ...], str] = {}
+        for changed, words, other_gpu, other in _combined(model, gpu, pools, allowed, count):
+            if changed not in found and not lacks(model, other_gpu, stage, other):
+                found[changed] = words
+        if found:
+            return list(found.values()) if count == 1 else list(found.values())[:3]
+    return []
+
+
+def _combined(
+    model: ModelShape, gpu: Gpu, pools: Pools, kinds: Sequence[str], count: int
+) -> Iterator[tuple[tuple[str, ...], str, Gpu, Pools]]:
+    """Each `count` changes of different kinds as (kinds, text, GPU, pools)."""
     for kind, change, other_gpu, other in _changes(model, gpu, pools):
-        if kind not in found and not lacks(model, other_gpu, stage, other):
-            found[kind] = change
-    if found:
-        return list(found.values())
-    for kind, change, other_gpu, other in _changes(model, gpu, pools):
-        for also, more, last_gpu, last in _changes(model, other_gpu, other):
-            pair = " and ".join(sorted((kind, also)))
-            if also != kind and pair not in found and not lacks(model, last_gpu, stage, last):
-                found[pair] = f"{change} and {more}"
-    return list(found.values())[:3]
+        if kind not in kinds:
+            continue
+        if count == 1:
+            yield (kind,), change, other_gpu, other
+            continue
+        later = kinds[kinds.index(kind) + 1 :]
+        for others, more, last_gpu, last in _combined(model, other_gpu, other, later, count - 1):
+            yield (kind, *others), f"{change}{' and ' if count == 2 else ', '}{more}", last_gpu, last
 
 
 def _changes(model: ModelShape, gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
