@@ -214,7 +214,8 @@ class Draws:
     async def abandon(self, step: int) -> list[str]:
         """Stop the rollouts of draws after this step, the stage's last, and return their ids.
 
-        Draws that began before a kill are among them, also where the resumed run has not begun them.
+        Draws that began before a kill are among them. Of one that the resumed run has not begun, the ids of refills are
+        not known.
         """
         for number in range(step + 1, min(self._config.steps, step + self._config.staleness) + 1):
             if number not in self._requests:
@@ -298,7 +299,9 @@ def _refill(
     ordered, count = [others[int(i)] for i in rng.permutation(len(others))], max(0, config.prompts_per_step - telling)
     if mix := present(config.data.weights, ordered):
         counts = mix_counts(mix, count, rng)
-        ordered = [one for name, n in counts.items() for one in [p for p in ordered if p.family == name][:n]]
+        by_source = {name: [problem for problem in ordered if problem.family == name] for name in counts}
+        ordered = [one for name, n in counts.items() for one in by_source[name][:n]]
+        ordered += [one for name, n in counts.items() for one in by_source[name][n:]]  # where a source has too few
     return rollout_requests(
         ordered[:count],
         config,

@@ -35,6 +35,7 @@ from rstar_ray.trajectory import Trajectory
 
 COMPARED = tuple(metric.name for metric in STEP_METRICS if metric.group == "update")
 """Metrics of an update that a step's row has."""
+OF_THE_RUN = "replay with the rule of the run, which reads recorded fields alone: rewards, calls, outcomes, lengths"
 ALIKE = 1e-3
 """Largest relative difference that counts as repeated: log-probs are recorded to four decimals."""
 ALIKE_BELOW = 1e-4
@@ -185,7 +186,9 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
             "--step",
             f"resampling chooses {len(chosen)} rollouts now and chose {len(recorded.handed_over)} then, "
             f"such as {min(odd)} only once",
-            "replay with the version of rstar_ray that wrote the run",
+            OF_THE_RUN
+            if ":" in config.algorithm.resample
+            else "replay with the version of rstar_ray that wrote the run",
         )
     for row in rows:
         now = mean_advantage(row.advantage)
@@ -194,7 +197,7 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
             raise ConfigError(
                 f"--algorithm.advantage {config.algorithm.advantage}",
                 f"it gives {now:.4g} for {row.rollout_id} now and gave {then:.4g} then",
-                "replay with the rule of the run, which reads recorded fields alone: rewards, calls, outcomes, lengths",
+                OF_THE_RUN,
             )
     return rows
 
@@ -236,7 +239,7 @@ def export_step(recorded: RecordedStep, path: Path) -> int:
         arrays["advantages"][place, :length][row.loss_mask] = row.advantage
     settings = {
         "algorithm": asdict(recorded.config.loss),
-        "temperature": recorded.config.rollout.temperature,
+        "temperature": recorded.config.rollout.policy_temperature,
         "max_context_tokens": recorded.config.engine.max_context_tokens,  # the length of normalisation `constant`
         "updates_per_step": recorded.config.optimizer.updates_per_step,
     }

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from actors.learner.losses import LossFn
 from actors.learner.optimizer import RefusingAdamW
-from rstar_ray.algorithm.advantage import mean_advantage
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats
 from rstar_ray.algorithm.update import UpdateResult
@@ -177,14 +176,14 @@ def suspects(micro_batches: MicroBatches, losses: Sequence[Tensor]) -> list[str]
 
 
 def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
-    """Save rows as one npz for inspection: `names`, `advantages`, and per row `ids-i`, `mask-i`, `logprobs-i`."""
+    """Save rows as one npz for inspection: `names`, and per row `advantage-i` (one, or one per sampled token),
+    `ids-i`, `mask-i`, `logprobs-i`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {
-        "names": np.array([row.name for row in rows]),
-        "advantages": np.array([mean_advantage(row.advantage) for row in rows]),
-    }
+    arrays: dict[str, Any] = {"names": np.array([row.name for row in rows])}
     for index, row in enumerate(rows):
         arrays[f"ids-{index}"], arrays[f"mask-{index}"] = row.token_ids, row.loss_mask
+        arrays[f"advantage-{index}"] = np.array(row.advantage)
         if row.rollout_logprobs is not None:
             arrays[f"logprobs-{index}"] = row.rollout_logprobs
     np.savez_compressed(path, **arrays)

@@ -33,8 +33,10 @@ def group_advantages(rewards_G: Sequence[float], *, deviation: Deviation) -> NDA
     rewards = _as_array(rewards_G)
     if not _differ(rewards):
         return np.zeros_like(rewards)
-    centred = rewards - rewards.mean()
-    return centred if deviation == "none" else centred / rewards.std(ddof=1 if deviation == "sample" else 0)
+    if deviation == "none":
+        return rewards - rewards.mean()
+    rewards = np.ldexp(rewards, -np.frexp(np.abs(rewards).max())[1])  # so that squares neither underflow nor overflow
+    return (rewards - rewards.mean()) / rewards.std(ddof=1 if deviation == "sample" else 0)
 
 
 def standardised(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDArray[np.float64]:
@@ -56,7 +58,7 @@ def leave_one_out(rewards_G: Sequence[float], algorithm: AlgorithmConfig) -> NDA
 
 def mean_advantage(advantage: Advantage) -> float:
     """The mean over the sampled tokens; 0 without one."""
-    return float(np.mean(advantage)) if np.size(advantage) else 0.0
+    return float(np.mean(advantage, dtype=np.float64)) if np.size(advantage) else 0.0
 
 
 def overlong_penalty(num_tokens: int, *, limit: int, buffer: int) -> float:

@@ -102,13 +102,15 @@ def clipped_surrogate(
 def gspo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
     """GSPO (arXiv:2507.18071 Eq. 5 to 7): as `clipped`, with one ratio for all tokens of a row.
 
-    The ratio of a row is the geometric mean of its tokens' ratios. With `--algorithm.normalisation sequence` the loss
+    The ratio of a row is the geometric mean of its tokens' ratios. A token's gradient goes through its own log-prob
+    (the paper's GSPO-token): the same where a row has one advantage and one weight, and right where each token has its
+    own. With `--algorithm.normalisation sequence` the loss
     is the paper's; the clips that it uses are much narrower than PPO's (3e-4 and 4e-4).
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
     of_row_N = row_sums(log_ratio_N, tokens.rows_N) / row_sums(torch.ones_like(log_ratio_N), tokens.rows_N)
     return clipped_surrogate(
-        of_row_N,
+        of_row_N.detach() + tokens.logprobs_N - tokens.logprobs_N.detach(),
         torch.zeros_like(of_row_N),
         tokens.advantages_N,
         clip_low=algorithm.clip_low,

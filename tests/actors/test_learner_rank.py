@@ -308,6 +308,7 @@ def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
     with np.load(tmp_path / "update-000002-rank-0.npz") as saved:
         assert sorted(saved["names"]) == sorted(row.name for row in ROWS)
         assert len(saved["ids-0"]) == len(saved["mask-0"])
+        assert np.isnan(saved[f"advantage-{saved['names'].tolist().index('rollout-3')}"])
     assert update(rank).applied
     assert math.isfinite(largest_difference(before, weights(rank)))
 

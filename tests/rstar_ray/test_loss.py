@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -249,6 +250,25 @@ def test_with_one_update_a_correction_weighs_the_policy_gradient_by_the_ratio_to
     policy_loss(sampled_tokens(tensors, settings), settings)[0].backward()
     want = -(logprobs.detach() - sampler).exp() * tensors["advantages"] / len(ROWS)
     torch.testing.assert_close(logprobs.grad, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("correction", ["none", "sampler", "token", "icepop"])
+def test_gspo_weighs_each_tokens_gradient_by_its_own_advantage_and_weight(correction: str):
+    """GSPO-token of arXiv:2507.18071: the gradient is w s A grad log p, with the ratio s of the row."""
+    tensors = drawn(5) | {"advantages": draw(11, len(ROWS))}
+    logprobs = tensors["logprobs"].clone().requires_grad_()
+    settings = derived.loss(
+        loss="gspo", correction=correction, clip_low=0.9, clip_high=9.0, correction_low=0.8, correction_cap=9.0
+    )
+    policy_loss(sampled_tokens({**tensors, "logprobs": logprobs}, settings), settings, LOSSES["gspo"])[0].backward()
+    old = tensors["rollout" if correction == "sampler" else "old"]
+    weight = (tensors["old"] - tensors["rollout"]).exp() if correction in ("token", "icepop") else torch.ones(len(ROWS))
+    if correction == "icepop":
+        weight = torch.where((weight < 0.8) | (weight > settings.correction_high), 0.0, weight)
+    for i, row in enumerate(ROWS):
+        ratio = math.exp(mean(float(tensors["logprobs"][j] - old[j]) for j, of in enumerate(ROWS) if of == row))
+        want = -float(weight[i]) * ratio * float(tensors["advantages"][i]) / len(ROWS)
+        assert float(logprobs.grad[i]) == pytest.approx(want, abs=1e-12)
 
 
 def test_cispo_keeps_the_gradient_of_a_token_beyond_its_cap():

@@ -30,6 +30,9 @@ def test_advantages_are_the_standardised_rewards_of_the_group():
 
 def test_equal_rewards_carry_no_signal():
     assert not rewards_differ([1.0, 1.0]) and not rewards_differ([])
+    for scale in (1e-200, 1e200):  # whose squares are no float64
+        scaled = group_advantages([scale * reward for reward in (1.0, 3.0, 2.0, 6.0)], deviation="population")
+        assert scaled == pytest.approx(group_advantages([1.0, 3.0, 2.0, 6.0], deviation="population"))
     assert (group_advantages([1.0, 1.0], deviation="sample") == 0).all()
     assert group_advantages([], deviation="population").shape == (0,)
 

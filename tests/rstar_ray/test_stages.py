@@ -714,6 +714,14 @@ async def test_a_mix_is_drawn_alike_where_the_run_was_stopped_between_and_where_
     assert whole == stopped
 
 
+async def test_a_refill_takes_other_problems_where_a_source_of_the_mix_has_too_few(tmp_path: Path):
+    problems = [replace(one, family="a" if i < 36 else "b") for i, one in enumerate(adding_problems(40))]
+    values = {"data__mix": ("a=1", "b=1"), "algorithm__refill_rounds": 1, "prompts_per_step": 6}
+    (drawn,) = await drawn_by(tmp_path / "run", problems, steps=1, **values)  # all right, so that none has a signal
+    families = Counter(next(one.family for one in problems if one.id == name) for name in {*drawn})
+    assert families == {"a": 8, "b": 4}
+
+
 KEEPS_NOTHING = """
 def none_of_equal(candidates, algorithm, rng):
     rewards = [candidate.reward for candidate in candidates]
