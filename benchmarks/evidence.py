@@ -27,7 +27,9 @@ from actors.launch.exit_status import status_of
 from benchmarks.evidence_plan import PARTS, SFT, Arm, Part, heldout_problems, training_problems
 from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.options import options_of
+from rstar_ray.data.order import digest_of_problems
 from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.evaluation.request_digest import digest_of
 from rstar_ray.report.findings import percent
 from rstar_ray.report.markdown import table
 from rstar_ray.report.run_record import Row, read_run
@@ -40,8 +42,11 @@ log = logging.getLogger(__name__)
 REPOSITORY = Path(__file__).resolve().parents[1]
 POOL = 10
 """Steps over which tool errors of training rollouts are pooled."""
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % quantiles of Student's t from 1 degree of freedom; beyond the table the normal distribution is used."""
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantiles of Student's t from 1 degree of freedom; the last one is used beyond the table."""
+RULES = REPOSITORY / "benchmarks" / "evidence_rules.py"
+SHORTFALL = 0.01
+"""Share of the first arm's cost that may be missing where scores are compared at it: rollouts may be dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,33 +93,36 @@ def experiment(config: EvidenceConfig) -> Path:
                     "arm": arm.name,
                     "seed": seed,
                     "commit": code_version(),
-                    "plan": plan_of(part, arm),
+                    "plan": plan_of(part, arm, seed),
                 }
                 append_row(results, {**ran, **figures})
                 report(root)
     return report(root)
 
 
-def plan_of(part: Part, arm: Arm) -> Row:
-    """The settings of an arm as JSON values."""
+def plan_of(part: Part, arm: Arm, seed: int) -> Row:
+    """The settings of an arm as JSON values, with digests of its own rules and problems."""
+    own = any(RULES.stem in options for _, options in arm.stages)
+    problems = [*training_problems(seed, prefixes=arm.prefixes), *heldout_problems()] if part.composed else []
     return {
         "sft": SFT,
         "stages": [list(stage) for stage in arm.stages],
         "samples": arm.samples,
         "composed": part.composed,
         "prefixes": arm.prefixes,
+        "rules": digest_of({"text": RULES.read_text()}) if own else "",
+        "problems": digest_of_problems(problems),
     }
 
 
 def _refuse_other_plan(root: Path, row: Row) -> None:
-    """Raise `ConfigError` where the row's arm has another plan now; rows of earlier versions have no plan."""
+    """Raise `ConfigError` where the row's arm has another plan now; rows of earlier versions may lack a part of it."""
     part = PARTS.get(row["part"])
     arm = next((arm for arm in part.arms if arm.name == row["arm"]), None) if part else None
     if part is None or arm is None or "plan" not in row:
         return
-    differ = [
-        f"{name}: {there} there, {now} now" for name, there, now in differing_fields(row["plan"], plan_of(part, arm))
-    ]
+    now = {name: value for name, value in plan_of(part, arm, row["seed"]).items() if name in row["plan"]}
+    differ = [f"{name}: {there} there, {here} now" for name, there, here in differing_fields(row["plan"], now)]
     if differ:
         folder = root / f"seed-{row['seed']}" / row["part"] / arm_folder(arm)
         raise ConfigError(
@@ -198,17 +206,30 @@ def end_figures(folder: Path) -> Row:
 
 
 def course(folder: Path) -> Row:
-    """Cost of training, and the held-out score during it: (updates, tokens, rollouts, score) at each evaluation."""
-    run = read_run(folder)
+    """Cost of training, and the held-out score during it: (updates, tokens, rollouts, score) at each evaluation.
+
+    The rollouts by which stage 3 chooses its problems are a cost too; their tokens include the replies of tools.
+    """
+    run, choice = read_run(folder), filter_cost(folder)
     scores = {row["rl_step"]: row["avg_at_k"] for row in run.evaluations if row["set"] == "held-out"}
     tokens = rollouts = 0
     curve = [(0, 0, 0, scores[0])] if 0 in scores else []
     for number, row in enumerate(run.steps, 1):
+        if row["stage"] == "stage3":
+            (more_tokens, more_rollouts), choice = choice, (0, 0)
+            tokens, rollouts = tokens + more_tokens, rollouts + more_rollouts
         tokens, rollouts = tokens + row["tokens_generated"], rollouts + row["rollouts"]
         if row["rl_step"] in scores:
             curve.append((number, tokens, rollouts, scores[row["rl_step"]]))
     errors = [tool_error_rate(run.steps[:POOL]), tool_error_rate(run.steps[-POOL:])]
     return {"tokens": tokens, "rollouts": rollouts, "curve": curve, "training_errors": errors}
+
+
+def filter_cost(folder: Path) -> tuple[int, int]:
+    """Tokens and rollouts of stage 3's choice of problems; 0 without one."""
+    files = RunDir(folder).results_path.glob("stage3-filter-*.jsonl")
+    rows = [row for path in files for row in read_rows(path)]
+    return sum(sum(row["response_tokens"]) for row in rows), sum(row["k"] for row in rows)
 
 
 def tool_error_rate(steps: Sequence[Row]) -> float:
@@ -218,7 +239,12 @@ def tool_error_rate(steps: Sequence[Row]) -> float:
 
 
 def score_at(curve: Sequence[Sequence[float]], column: int, value: float) -> float | None:
-    """The score, linearly interpolated, where a column of `course`'s curve has this value; None outside it."""
+    """The score, linearly interpolated, where a column of `course`'s curve has this value; None outside it.
+
+    A curve that ends a little earlier (`SHORTFALL`) counts with its last score.
+    """
+    if curve and value * (1 - SHORTFALL) <= curve[-1][column] < value:
+        return curve[-1][3]
     for before, after in pairwise(curve):
         if before[column] <= value <= after[column]:
             share = (value - before[column]) / max(1e-9, after[column] - before[column])
@@ -233,26 +259,26 @@ def interval(values: Sequence[float]) -> float | None:
     """Half the width of the 95 % interval of the mean; None for a single value."""
     if len(values) < 2:
         return None
-    t = T_975[len(values) - 2] if len(values) < len(T_975) + 2 else 1.96
+    t = T_975[min(len(values) - 1, len(T_975)) - 1]
     return t * stdev(values) / math.sqrt(len(values))
 
 
 def cell(values: Sequence[float | None], show: Callable[[float], str]) -> str:
-    """The mean of the known values with its interval."""
+    """The mean of the known values with its interval, and their number where some are not known."""
     known = [value for value in values if value is not None]
-    half = interval(known)
-    return "" if not known else show(mean(known)) + ("" if half is None else f" ± {show(half).removeprefix('+')}")
+    half, some = interval(known), f" ({len(known)} of {len(values)})" if len(known) < len(values) else ""
+    return show(mean(known)) + ("" if half is None else f" ± {show(half).removeprefix('+')}") + some if known else ""
 
 
-def rows_of(part: Part, rows: Sequence[Row]) -> Iterator[list[str]]:
-    """The table's rows; the other arms of a seed are compared with its first one."""
+def rows_of(part: Part, rows: Sequence[Row], others: Sequence[Row] = ()) -> Iterator[list[str]]:
+    """The table's rows; the arms of a seed are compared with its first one, or with `others` by seed."""
     of = {(row["arm"], row["seed"]): row for row in rows}
-    base = part.arms[0].name
+    base = {row["seed"]: row for row in others or [row for row in rows if row["arm"] == part.arms[0].name]}
     for arm in part.arms:
         own = [row for (name, _), row in sorted(of.items()) if name == arm.name]
         if not own:
             continue
-        pairs = [(row, of[base, row["seed"]]) for row in own if (base, row["seed"]) in of]
+        pairs = [(row, base[row["seed"]]) for row in own if row["seed"] in base]
         largest = max(own[0]["pass_at"], key=int)
         score = [row["pass_at"]["1"] for row in own]
         equal = [
@@ -295,7 +321,8 @@ def report(root: Path) -> Path:
         rows = [row for row in results if row["part"] == name]
         if not rows:
             continue
-        texts += [f"## {name}. {part.title}", table(HEAD, rows_of(part, rows))]
+        others = [row for row in results if (row["part"], row["arm"]) == part.compared_with]
+        texts += [f"## {name}. {part.title}", table(HEAD, rows_of(part, rows, others))]
         if part.composed:
             families = sorted({family for row in rows for family in row["families"]})
             per = [
@@ -314,7 +341,10 @@ def report(root: Path) -> Path:
                 bars.append((f"{name}: {arm.name}, pass@{k}", mean(values), interval(values) or 0.0))
     texts.append(
         "A figure with ± is the mean over seeds with its 95 % interval (Student's t). "
-        "A figure without ± is of one seed: its difference from other seeds is not known."
+        "A figure without ± is of one seed: its difference from other seeds is not known. "
+        "Where scores are compared at the first arm's cost, seeds in which an arm spent less are missing, such as "
+        "(2 of 3); an empty cell has none. "
+        "Part B2 is compared with part B's `after RL`."
     )
     write_text(root / "evidence.svg", svg(bars))
     write_text(root / "evidence.md", "\n\n".join(texts) + "\n")

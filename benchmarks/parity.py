@@ -31,6 +31,7 @@ from rstar_ray.algorithm.loss import policy_loss
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.surrogate import LOSSES, SampledTokens
 from rstar_ray.config import AlgorithmConfig
+from rstar_ray.config.checks import require
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows
@@ -209,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def act() -> int:
         options = options_of(ParityOptions, argv, description=__doc__)
         if options.runs:
+            require(len(options.runs) == 2, "--runs", f"gives {len(options.runs)} folders", "give two run directories")
             print(first_difference(options.runs, options.stage))
             return 0
         if options.step is None or options.model is None:

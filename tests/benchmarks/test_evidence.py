@@ -12,7 +12,7 @@ import pytest
 
 from actors.launch.command_line import parse
 from benchmarks import evidence
-from benchmarks.evidence import HEAD, EvidenceConfig, call, cell, experiment, main, rows_of, score_at, svg
+from benchmarks.evidence import HEAD, EvidenceConfig, call, cell, course, experiment, main, rows_of, score_at, svg
 from benchmarks.evidence_plan import COMPOSED, PARTS, PREFIXES, Arm, heldout_problems, training_problems
 from benchmarks.evidence_rules import RATE, coin
 from recipes.stage1 import STAGE_1
@@ -211,12 +211,34 @@ def test_scores_are_compared_where_equally_much_was_spent():
     curve = [(0, 0, 0, 0.2), (10, 1_000, 80, 0.4), (20, 3_000, 160, 0.8)]
     assert score_at(curve, 1, 2_000) == pytest.approx(0.6) and score_at(curve, 2, 40) == pytest.approx(0.3)
     assert score_at(curve, 1, 4_000) is None
+    assert score_at(curve, 2, 161) == 0.8 and score_at(curve, 2, 170) is None, "a dropped rollout is tolerated"
 
 
 def test_a_mean_has_the_interval_of_students_t():
     assert cell([0.5, 0.7], "{:.3f}".format) == "0.600 ± 1.271"
-    assert cell([0.5, None], "{:.3f}".format) == "0.500" and cell([None], str) == ""
+    assert cell([0.5, None], "{:.3f}".format) == "0.500 (1 of 2)" and cell([None], str) == ""
+    assert cell([0.0, 1.0] * 6, "{:.3f}".format) == "0.500 ± 0.332", "11 degrees of freedom"
     assert svg([("a", 0.5, 0.1)]).count("<rect") == 2
+
+
+def test_part_b2_is_compared_with_part_b():
+    figures = {"pass_at": {"1": 0.5, "64": 0.6}, "errors": 0.2, "families": {}, "tokens": 10, "rollouts": 10}
+    course = {"curve": [(0, 0, 0, 0.2), (1, 10, 10, 0.5)], "training_errors": [0.4, 0.2]}
+    row: dict[str, Any] = {"arm": PARTS["B2"].arms[0].name, "seed": 0, **figures, **course}
+    ((*_, difference, _, _, _, _, _, _),) = rows_of(PARTS["B2"], [row], [{**row, "pass_at": {"1": 0.25}}])
+    assert difference == "+25.0"
+
+
+def test_the_rollouts_that_choose_stage_3s_problems_are_a_cost(tmp_path: Path):
+    folder = tmp_path / "run"
+    run_directory(folder, stages={"stage2": 3, "stage3": 3})
+    without = course(folder)
+    results = RunDir(folder).results_path
+    results.mkdir(exist_ok=True)
+    for _ in range(2):
+        append_row(results / "stage3-filter-a.jsonl", {"k": 8, "response_tokens": [5] * 8})
+    with_it = course(folder)
+    assert with_it["rollouts"] - without["rollouts"] == 16 and with_it["tokens"] - without["tokens"] == 80
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]):
