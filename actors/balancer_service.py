@@ -65,14 +65,13 @@ class BalancerService:
 
     def __init__(
         self,
-        rule: str = PLACEMENT.rule,
         *,
         placement: BalancerConfig = PLACEMENT,
         settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         meter: Meter = NO_METER,
     ) -> None:
-        self._balancer = Balancer(rule, placement)
+        self._balancer = Balancer(placement.rule, placement)
         self._meter = meter
         self._clock = clock
         self._incarnation = uuid4().hex[:12]
@@ -217,7 +216,7 @@ class BalancerActor(BalancerService, ServiceActor):
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         ServiceActor.__init__(self, "balancer")
         settle_s = settle_s if restarted else 0.0
-        BalancerService.__init__(self, config.rule, placement=config, settle_s=settle_s, meter=ray_meter(run))
+        BalancerService.__init__(self, placement=config, settle_s=settle_s, meter=ray_meter(run))
 
     def probe(self) -> Heartbeat:
         with self._meter.guarded():

@@ -1,4 +1,4 @@
-"""The one way to call another actor: typed, with a deadline and a reason, and with its retries visible at the call.
+"""Calls to actors: typed, with a deadline and a reason, and with its retries visible at the call.
 
     await balancer.call(lambda b: b.submit(items), deadline_s=60, reason="submitting 8 rollouts", retry=True)
 

@@ -21,7 +21,7 @@ from actors.remote import MAX_TRIES, Remote
 from actors.service import ServiceActor
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, SandboxError
+from rstar_ray.errors import DeadlineExceeded, SandboxError, first_line
 from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.registry import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
@@ -268,13 +268,13 @@ class SandboxClient:
                         self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died or took too long: retry on another one
             if isinstance(lost, DeadlineExceeded):  # alive, so nothing else reports it
-                log.warning(f"{executor.name} left {len(waiting)} calls unanswered for {lost.seconds:g} s: made again")
+                log.warning(f"{executor.name}: {len(waiting)} calls unanswered for {lost.seconds:g} s; retrying")
             executor.rests_until_s = time.monotonic() + self._rest_s
             executor.outstanding -= len(waiting)
             if self._all_rest_s() > 0:
                 await self._until_there(executor)  # no other executor: Ray may be restarting this one
             for call in waiting.values():
-                self._again(call, f"{executor.name}: {_described(lost)}")
+                self._again(call, f"{executor.name}: {first_line(lost)}")
 
     async def _until_there(self, executor: _Executor) -> None:
         """Wait until it answers, so that no try is spent on one that is starting; the calls' deadlines continue."""
@@ -303,12 +303,6 @@ class SandboxClient:
     def _add_unless_ended(self, call: _Call) -> None:
         if not call.done.done():
             self._add(call)
-
-
-def _described(lost: Exception) -> str:
-    """Some errors have no message, such as the end of a stream."""
-    first = str(lost).partition("\n")[0]
-    return f"{type(lost).__name__}: {first}" if first else type(lost).__name__
 
 
 def _failed(task: "asyncio.Task[Any]") -> bool:

@@ -109,7 +109,7 @@ class Service(Remote[A]):
         self._serving_since_s = math.inf  # time.monotonic()
 
     def starts(self) -> None:
-        """Whether a process exists that does not serve yet."""
+        """Record that a process exists and does not serve yet."""
         self.state = State.STARTING
 
     def returns(self) -> None:

@@ -262,7 +262,7 @@ class TrainingActors:
     ) -> None:
         """Have a worker write these trajectories; where none can, that is logged."""
         seen = self.learner.seen_tokens() if trained else ()
-        await record_trajectories(self.replicas.there, refs, path=path, seen=seen, stage=stage, step=step)
+        await record_trajectories(self.replicas.available, refs, path=path, seen=seen, stage=stage, step=step)
 
     async def close(self) -> None:
         """End every actor of this run; where Ray's head does not answer, those of this node: the others end

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError
 from actors.remote import MAX_TRIES, Remote, probe_of
 from actors.tool_host import HELD_UP_S, START_S, ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
+from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost, first_line
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import ENVIRONMENT, Reply
 from rstar_ray.tools.host import HostAnswer, HostCall
@@ -51,8 +51,8 @@ class SandboxCalls(Protocol):
 def host_silent_s(entry: str, specs: Sequence[ToolSpec], silent_s: float) -> float:
     """How long a host of this entry may be silent before the run's detector ends it.
 
-    Who calls comes first: what calls into C code and keeps the interpreter's lock answers no probe, and may do so until
-    its deadline. Then it is a time-out of that call, as others are.
+    Longer than a call's deadline: a call inside C code may hold the interpreter's lock and answer no probe until then.
+    It then counts as that call's time-out.
     """
     tools = [spec for spec in specs if spec.entry == entry]
     bounds = [_bound_s(spec.deadline_s, stateful=spec.runs == "actor with state") for spec in tools]
@@ -108,7 +108,7 @@ class Tools:
             try:
                 answer = await self._asked(host, entry, tool, call, deadline_s)
             except RayActorError as lost:
-                reason, gone = str(lost).splitlines()[0], True
+                reason, gone = first_line(lost), True
                 continue
             if isinstance(answer, Found):
                 if answer is not Found.TURNS:
@@ -169,7 +169,7 @@ class Tools:
         try:
             await host.call(probe_of, deadline_s=START_S, reason="its host", retry=True)
         except (RayActorError, DeadlineExceeded) as lost:
-            raise ToolError(f"{entry}: its host does not come back ({str(lost).splitlines()[0]})") from lost
+            raise ToolError(f"{entry}: its host does not come back ({first_line(lost)})") from lost
 
 
 class RolloutTools:

@@ -13,7 +13,7 @@ from actors.health.heartbeat import Heartbeat, heartbeat
 from actors.remote import in_group, probe_of
 from actors.service import Service, ServiceActor
 from rstar_ray.config import ToolsConfig, own_environments
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RStarError, last_line
 from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, Pulse, ToolHost
 from rstar_ray.tools.loader import load_environment, load_tools
 from rstar_ray.tools.spec import ToolSpec
@@ -59,9 +59,6 @@ class ToolHostActor(ServiceActor):
     async def end(self, rollout_id: str, holder: str) -> None:
         for host in self._hosts.values():
             await host.end(rollout_id, holder)
-
-    async def num_states(self) -> int:
-        return sum(host.num_states for host in self._hosts.values())
 
     async def close(self) -> None:
         for host in self._hosts.values():
@@ -126,8 +123,7 @@ async def hosts_up(hosts: Mapping[str, Service[Any]]) -> None:
         try:
             await host.first_answer(probe_of, deadline_s=START_S, reason="its tool")
         except RayActorError as ended:
-            last = str(ended).strip().splitlines()[-1]
-            raise RStarError(f"{name} did not start: {last}") from ended
+            raise RStarError(f"{name} did not start: {last_line(ended)}") from ended
 
     await asyncio.gather(*(up(name, host) for name, host in hosts.items()))
 

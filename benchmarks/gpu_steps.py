@@ -380,7 +380,7 @@ def engine(setting: Setting) -> list[Figure]:
     import asyncio
 
     from actors.generation.engine import Engine
-    from rstar_ray.trajectory import MODELS_OWN
+    from rstar_ray.trajectory import UNMODIFIED
 
     running, tokens = (256, 512) if setting.on_gpu else (8, 16)
     config = with_values(
@@ -404,7 +404,7 @@ def engine(setting: Setting) -> list[Figure]:
 
         async def complete(number: int, seed: int) -> int:
             done = await one.generate(
-                prompts[number], request_id=f"r{seed}", max_tokens=tokens, seed=seed, sampling=MODELS_OWN
+                prompts[number], request_id=f"r{seed}", max_tokens=tokens, seed=seed, sampling=UNMODIFIED
             )
             return len(done.token_ids)
 

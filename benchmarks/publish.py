@@ -32,7 +32,7 @@ from rstar_ray.config import with_values
 from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_tiny_model
-from rstar_ray.trajectory import MODELS_OWN
+from rstar_ray.trajectory import UNMODIFIED
 
 MICRO_BATCH_TOKENS = 2_048
 
@@ -163,7 +163,7 @@ async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[Loa
 
 async def _complete(engine: Engine, prompt: Sequence[int], seed: int, tokens: int) -> Any:
     return await engine.generate(
-        prompt, request_id=f"bench-{next(_ids)}", max_tokens=tokens, seed=seed, sampling=MODELS_OWN
+        prompt, request_id=f"bench-{next(_ids)}", max_tokens=tokens, seed=seed, sampling=UNMODIFIED
     )
 
 

@@ -33,7 +33,7 @@ from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (
-    MODELS_OWN,
+    UNMODIFIED,
     Completion,
     Problem,
     RolloutLimits,
@@ -154,7 +154,7 @@ class ReplayEngine(Engine):
     async def bare(self, prompt_ids: Sequence[int], tokens: int, seed: int) -> list[int]:
         """Only `AsyncLLM.generate`."""
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
-        params = self._sampling_params(tokens, seed, MODELS_OWN)
+        params = self._sampling_params(tokens, seed, UNMODIFIED)
         output: Any = None
         async for part in self._vllm.alive().generate(prompt, params, f"{next(_ids)}"):
             output = part
@@ -410,4 +410,4 @@ def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
 
 def request_of(name: str, group: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
     problem = Problem(id=name, problem=rollout.group, answer="0")
-    return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=MODELS_OWN)
+    return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=UNMODIFIED)

@@ -103,7 +103,7 @@ async def train(folder: Path, steps: int, prompts: int, seed: int = 0) -> list[f
         async def rollout(problem: records.Problem, sibling: int) -> records.Trajectory:
             request = records.RolloutRequest(
                 rollout_id=f"{problem.id}/{sibling}", group_id=problem.id, problem=problem, seed=sibling,
-                limits=LIMITS, sampling=records.MODELS_OWN,
+                limits=LIMITS, sampling=records.UNMODIFIED,
             )  # fmt: skip
             state = RolloutState.start(request, chat.prompt_ids(problem))
             return await score(await run_rollout(state, generate=sampler.generate, execute=execute, chat=chat), exact)

@@ -25,7 +25,7 @@ from rstar_ray.data.overlap import NGRAM_WORDS
 from rstar_ray.data.preparation import PassRates, Prepared, Rules, prepare
 from rstar_ray.data.published import ANSWERED_APART, Form, published_form
 from rstar_ray.data.tables import FORMATS, read_table
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.run_dir.durable import to_row, write_bytes, write_json, write_text
 
 SOLVED = (2, 1_000_000)
@@ -219,9 +219,8 @@ def _hub_rows(source: str) -> Iterator[tuple[int, Any]]:
         )
         yield from enumerate(rows, start=1)
     except Exception as error:  # the hub's client raises two dozen kinds, from no network to no such split
-        reason = " ".join(str(error).split())[:160]
         hint = "where there is no network, bring its parquet files and name them"
-        raise ConfigError(source, f"the hub gives no such dataset ({type(error).__name__}: {reason})", hint) from error
+        raise ConfigError(source, f"the hub gives no such dataset ({one_line(error)})", hint) from error
 
 
 def read_answers(path: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from actors.talk.talker import TalkConfig, Talker, own_engine, own_talker
 from rstar_ray.agent import chat_request, messages_request
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, usage_of
 from rstar_ray.agent.messages_request import Events
-from rstar_ray.agent.talk import Heard
+from rstar_ray.agent.talk import TalkEvent
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling, StopReason
@@ -126,7 +126,7 @@ class AgentAnswers:
                 raise BadRequest(f"{name}: not with --run-tools, where the agent's own tools run. Hint: leave it out")
         if request.messages[-1]["role"] != "user":
             raise BadRequest("messages: with --run-tools the last one must be of the user")
-        said, thought, end = "", "", Heard(kind="end")
+        said, thought, end = "", "", TalkEvent(kind="end")
         sampling = request.sampling(self._sampling)
         parts = self._talker.answer(request.messages, max_tokens=request.max_tokens, sampling=sampling)
         async for heard in parts:
@@ -263,7 +263,7 @@ class Server:
         return response
 
 
-def delta_of(heard: Heard) -> dict[str, str]:
+def delta_of(heard: TalkEvent) -> dict[str, str]:
     """The delta that a client receives for one event."""
     match heard.kind:
         case "said":

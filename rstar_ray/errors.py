@@ -1,4 +1,25 @@
-"""Failures of the system. Failures of a model's program are data: see `rstar_ray.outcome`."""
+"""Failures of the system, and errors as text. Failures of a model's program are data: see `rstar_ray.outcome`."""
+
+MOST_CHARS = 300
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message, on one line and cut to `MOST_CHARS`; the type alone where there is no message."""
+    return _typed(error, " ".join(str(error).split())[:MOST_CHARS])
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line: Ray's errors for lost actors list their ids after it."""
+    return _typed(error, str(error).strip().partition("\n")[0])
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of a remote traceback, which names the cause; the type where there is no message."""
+    return str(error).strip().rpartition("\n")[2] or type(error).__name__
+
+
+def _typed(error: BaseException, message: str) -> str:
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 class RStarError(Exception):

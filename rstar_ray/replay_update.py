@@ -15,7 +15,7 @@ import numpy as np
 
 from rstar_ray.algorithm.advantage import mean_advantage
 from rstar_ray.algorithm.batch import rl_row
-from rstar_ray.algorithm.batch_plan import ABOVE_CONTEXT, NO_SAMPLED_TOKEN, dealt
+from rstar_ray.algorithm.batch_plan import ABOVE_CONTEXT, NO_SAMPLED_TOKEN, updates_of_groups
 from rstar_ray.algorithm.lr_schedule import rl_learning_rate
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
@@ -258,7 +258,7 @@ def _updates(rows: Sequence[TrainingRow], recorded: RecordedStep) -> list[int]:
     longest = min((int(reason.rpartition(" ")[2]) for reason in above), default=inf)
     refused = {name for name, reason in reasons.items() if reason != NO_SAMPLED_TOKEN and ABOVE_CONTEXT not in reason}
     usable = [index for index, row in enumerate(rows) if row.num_sampled_tokens and row.num_tokens <= longest]
-    parts = dealt(
+    parts = updates_of_groups(
         [rows[index].num_tokens for index in usable],
         [rows[index].group_id for index in usable],
         recorded.config.optimizer.updates_per_step,

@@ -186,7 +186,7 @@ async def roll_out(requests: Sequence[RolloutRequest], rollouts: Rollouts, *, de
 
 
 async def whole_groups(
-    requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float, repeats: int = MOST_REPEATS
+    requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float
 ) -> AsyncIterator[Group | DroppedRollout]:
     """Each group when the last of its siblings ends, in the order of the requests.
 
@@ -199,10 +199,10 @@ async def whole_groups(
         siblings.setdefault(request.group_id, []).append(request.rollout_id)
     finished: dict[str, dict[str, FinishedRollout]] = {group_id: {} for group_id in siblings}
     wanted = list(requests)
-    for attempt in range(1, repeats + 2):
+    for attempt in range(1, MOST_REPEATS + 2):
         dropped: dict[str, DroppedRollout] = {}
         async for end in _ends(wanted, rollouts, deadline_s=deadline_s):
-            if isinstance(end, DroppedRollout) or (attempt <= repeats and end.summary.unjudged):
+            if isinstance(end, DroppedRollout) or (attempt <= MOST_REPEATS and end.summary.unjudged):
                 lost = _lost(end)
                 assert lost is not None
                 dropped[_without_repeat(lost.rollout_id)] = lost
@@ -215,7 +215,7 @@ async def whole_groups(
                 finished[group_id] = {}  # the caller may release it
         if not dropped:
             return
-        if attempt > repeats:
+        if attempt > MOST_REPEATS:
             for lost in dropped.values():
                 yield lost
             return

@@ -9,7 +9,7 @@ from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import DataPosition
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_object
-from rstar_ray.run_dir.metrics import StepMetrics
+from rstar_ray.run_dir.metrics import OLD_NAMES, StepMetrics
 
 _MORE = "draw more rollouts (--algorithm.rollouts-per-prompt)"
 LARGER_GROUPS = {
@@ -42,8 +42,8 @@ class StageProgress:
         """The state after this step."""
         latest = StepSigns(
             reward_mean=metrics["reward_mean"],
-            share_truncated=metrics["frac_truncated"],
-            share_all_right=metrics["frac_all_correct"],
+            frac_truncated=metrics["frac_truncated"],
+            frac_all_correct=metrics["frac_all_correct"],
         )
         signs = (*self.signs, latest)[-REMEMBERED:]
         return StageProgress(
@@ -73,11 +73,15 @@ class StageProgress:
             step=saved["step"],
             policy_version=saved["policy_version"],
             position=DataPosition.from_json(saved["position"]),
-            signs=tuple(StepSigns(**signs) for signs in saved["signs"]),
+            signs=tuple(map(_signs, saved["signs"])),
             empty_steps=saved["empty_steps"],
             ended=saved["ended"],
             data=saved["data"],
         )
+
+
+def _signs(saved: dict[str, float]) -> StepSigns:
+    return StepSigns(**{OLD_NAMES.get(name, name): value for name, value in saved.items()})
 
 
 def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> None:
@@ -89,7 +93,7 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
         return
     option, path, kind, back = "--data.train", config.data.train, "problems", "as it was"
     if config.data.train:
-        back += " (a stage begun by commit 03da9a9 or before: without the columns that became metadata since)"
+        back += " (a stage begun by 0.1: without the columns that became metadata since)"
     if config.stage == "sft":
         option, path, kind, back = "--sft.data", config.sft.data, "conversations", "as it was"
     raise ConfigError(

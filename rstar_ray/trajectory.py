@@ -41,8 +41,8 @@ class Sampling:
     top_p: float
 
 
-MODELS_OWN = Sampling(temperature=1.0, top_p=1.0)
-"""The model's own full distribution."""
+UNMODIFIED = Sampling(temperature=1.0, top_p=1.0)
+"""Unmodified distribution of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

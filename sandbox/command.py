@@ -28,6 +28,8 @@ from sandbox.jail.build import HOME, JailSpec, outermost
 from sandbox.limits import MIB
 from sandbox.processes import ENVIRONMENT, ROOT, sealed_file
 
+OPTION = "--agent.command"
+"""Named by the errors."""
 SCRATCH_BYTES = 256 * MIB
 SCRATCH_FILES = 16_384
 MAX_PROCESSES = 128
@@ -71,18 +73,18 @@ class CommandLost(SandboxError):
     """The first process of the jail ended without a report, for which the command is not to blame."""
 
 
-def read_command(text: str, folder: str, *, memory_mb: int, confined: bool, option: str) -> Command:
+def read_command(text: str, folder: str, *, memory_mb: int, confined: bool) -> Command:
     """A command as a shell would split it, relative to a folder. Raises `ConfigError`."""
     try:
         words = shlex.split(text)
     except ValueError as wrong:
-        raise ConfigError(option, f"cannot be read ({wrong})", "close its quotes") from wrong
+        raise ConfigError(OPTION, f"cannot be read ({wrong})", "close its quotes") from wrong
     where = os.path.realpath(folder)
     path = ENVIRONMENT["PATH"] if confined else os.environ.get("PATH", os.defpath)
     first = words[0] if words else ""
     program = str(Path(where, first)) if "/" in first else shutil.which(first, path=path) or ""
     if not program or not os.access(program, os.X_OK) or not Path(program).is_file():
-        raise ConfigError(option, f"no program {first!r} in {where}", "give its path from --own-folder")
+        raise ConfigError(OPTION, f"no program {first!r} in {where}", "give its path from --own-folder")
     if confined and where == "/":
         raise ConfigError("--own-folder", "the command would see every file", "give a folder with only the agent")
     trees = outermost([where, *_interpreter(Path(program))])
@@ -183,7 +185,7 @@ async def running(command: Command, env: Mapping[str, str]) -> AsyncGenerator[Ru
                 groups.remove(number)
 
 
-async def check_command(command: Command, option: str) -> None:
+async def check_command(command: Command) -> None:
     """Raise `ConfigError` if the command cannot be isolated here, or cannot be read inside its jail."""
     test = ("/bin/sh", "-c", 'test -r . && test -x "$0"', command.argv[0])
     try:
@@ -191,11 +193,11 @@ async def check_command(command: Command, option: str) -> None:
             end = await probe.end()
     except SandboxError as refused:
         fix = fix_for(IsolationLevel.NAMESPACES, read_host()).partition(" Or accept")[0].removesuffix(".")
-        hint = f"{fix}; or --agent.unconfined True: it then has your rights"
-        raise ConfigError(option, f"it cannot be isolated here ({refused})", hint) from refused
+        hint = f"{fix}; or --agent.unconfined: it then has your rights"
+        raise ConfigError(OPTION, f"it cannot be isolated here ({refused})", hint) from refused
     if end.exit_status:
         hint = "let every user read and enter them (chmod -R o+rX)"
-        raise ConfigError(option, f"its jail cannot read {command.folder} and {command.argv[0]}", hint)
+        raise ConfigError(OPTION, f"its jail cannot read {command.folder} and {command.argv[0]}", hint)
 
 
 def _order(command: Command, env: Mapping[str, str], number: int, groups: Groups | None) -> dict[str, Any]:

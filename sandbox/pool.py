@@ -258,7 +258,7 @@ class SandboxPool:
             worker.send(message, code, stdin)
         except OSError:
             assert self._worker_groups is not None
-            self._worker_groups.lose(group, worker, "it takes no program")
+            self._worker_groups.lose(group, worker, "the program could not be sent")
 
     # Events of the groups
 
@@ -280,10 +280,10 @@ class SandboxPool:
         try:
             seen = wire.unpack_result(payload)
             if call is None or seen.call_id != call.number:
-                raise ValueError("an answer to no question")
+                raise ValueError("result of an unknown call")
             result = None if call.answer.done() else read_result(call.request, payload)
         except (struct.error, ValueError):
-            self._worker_groups.lose(group, worker, "its answer makes no sense")
+            self._worker_groups.lose(group, worker, "malformed result")
             return
         worker.call = call.worker = None
         self._running -= 1

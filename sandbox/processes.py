@@ -348,7 +348,7 @@ class WorkerHandle:
         self.say(wire.PING)
 
     def say(self, kind: int) -> None:
-        """Send PING or CANCEL."""
+        """Send a message without content."""
         with contextlib.suppress(OSError):
             self.channel.ours.send(wire.bare(kind))
 

@@ -282,7 +282,6 @@ class Balancer:
     def _requeue(self, rollouts: Sequence[Rollout]) -> None:
         """Queue rollouts that left a replica; the next replica must compute their contexts again."""
         for rollout in rollouts:
-            self.state.requeued += 1
             self.state.recomputed_tokens += rollout.load.context_tokens
             self._statistics.wait_begins(rollout, self.now_s)
         self._enqueue(rollouts)

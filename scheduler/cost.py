@@ -76,17 +76,14 @@ def running_in(kv_tokens: int, max_running: int, context_tokens: float) -> float
     return max(1.0, min(float(max_running), kv_tokens / context_tokens))
 
 
-def placement_cost(
-    cost: EngineCost, *, kv_tokens: int, max_running: int, context_tokens: float, life_steps: float = 0.0
-) -> PlacementCost:
-    """The costs on an engine whose cache is full of rollouts of this length and life."""
+def placement_cost(cost: EngineCost, *, kv_tokens: int, max_running: int, context_tokens: float) -> PlacementCost:
+    """The costs on an engine whose cache is full of rollouts of this length."""
     running = running_in(kv_tokens, max_running, context_tokens)
     step_s = cost.step_s(running, running * context_tokens)
     return PlacementCost(
         preemption_steps=cost.prefill_s(context_tokens, 0) / step_s,
         idle_share=cost.fixed_s / step_s,
         running=running,
-        life_steps=life_steps,
     )
 
 

@@ -167,7 +167,6 @@ class Counters:
     admitted: int = 0
     finished: int = 0
     cancelled: int = 0
-    requeued: int = 0  # returned after the loss of a replica, or by a move
     moves: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0  # contexts of rollouts that changed replica, and an estimate for preemptions

@@ -32,7 +32,7 @@ from rstar_ray.telemetry.meter import Meter
 from rstar_ray.telemetry.registry import Kind, Metric
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (
-    MODELS_OWN,
+    UNMODIFIED,
     Completion,
     Problem,
     RolloutLimits,
@@ -434,7 +434,7 @@ LIMITS = RolloutLimits(max_response_tokens=400, max_turns=4, max_context_tokens=
 def request(problem: Problem | None = None, *, limits: RolloutLimits = LIMITS, rollout_id: str = "r") -> RolloutRequest:
     problem = problem or Problem(id="p", problem="1+2", answer="3")
     return RolloutRequest(
-        rollout_id=rollout_id, group_id="g", problem=problem, seed=7, limits=limits, sampling=MODELS_OWN
+        rollout_id=rollout_id, group_id="g", problem=problem, seed=7, limits=limits, sampling=UNMODIFIED
     )
 
 

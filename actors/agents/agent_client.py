@@ -12,7 +12,7 @@ from actors.remote import MAX_TRIES, Remote, probe_of
 from rstar_ray.agent.agent_rollout import AgentEnd, AgentRequest
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.agent.session import AgentCall, AgentReply, Other, sampled_turns
-from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
+from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost, first_line
 from rstar_ray.trajectory import StopReason
 
 WAIT_S = 20.0
@@ -79,7 +79,7 @@ class RolloutAgent:
                 )
                 reply = await self._timed(asking)
             except (RayActorError, DeadlineExceeded) as lost:
-                failures, reason = failures + 1, str(lost).splitlines()[0]
+                failures, reason = failures + 1, first_line(lost)
                 with contextlib.suppress(RayActorError, DeadlineExceeded):
                     await self._host.call(probe_of, deadline_s=START_S, reason="an agent's host", retry=True)
                 continue

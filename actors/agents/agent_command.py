@@ -11,12 +11,11 @@ from rstar_ray.agent.endpoint import MODEL, Endpoint
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ToolError
 from rstar_ray.trajectory import Problem
-from sandbox.command import Command, CommandEnd, forward, read_command, running
+from sandbox.command import OPTION, Command, CommandEnd, forward, read_command, running
 from sandbox.jail.command import PORT
 
 log = logging.getLogger(__name__)
 
-OPTION = "--agent.command"
 MAX_PROBLEM_BYTES = 120_000
 """Below 128 KiB, the limit of one environment variable."""
 
@@ -28,9 +27,7 @@ class CommandFailed(Exception):
 def command_of(config: RunConfig) -> Command:
     """The command of --agent.command. Raises `ConfigError`."""
     agent = config.agent
-    return read_command(
-        agent.command, config.own_folder, memory_mb=agent.memory_mb, confined=not agent.unconfined, option=OPTION
-    )
+    return read_command(agent.command, config.own_folder, memory_mb=agent.memory_mb, confined=not agent.unconfined)
 
 
 class CommandAgent:

@@ -22,7 +22,7 @@ from actors.generation.weight_swap import WeightSwap
 from actors.weights.adapter_folder import AdapterSettings
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import MODELS_OWN, Completion, EngineTimes, Sampling
+from rstar_ray.trajectory import UNMODIFIED, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
 from scheduler.records import ReplicaLoad
 
@@ -172,7 +172,7 @@ class Engine:
         await self._vllm.ask(self._vllm.alive().reset_prefix_cache(), "reset its prefix cache")
 
         async def sample(prompt_ids: Sequence[int], tokens: int) -> None:
-            params = self._sampling_params(tokens, 0, MODELS_OWN)
+            params = self._sampling_params(tokens, 0, UNMODIFIED)
             params.stop_token_ids, params.ignore_eos = [], True
             prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
             outputs = self._vllm.alive().generate(

@@ -38,7 +38,6 @@ from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.telemetry.traces import open_sink
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Trajectory
-from scheduler.records import ReplicaLoad
 
 FETCH_DEADLINE_S = 60.0
 TO_OBJECT_STORE = {"RAY_max_direct_call_object_size": "1024"}
@@ -173,9 +172,6 @@ class GenerationActor(ServiceActor):
                 by_id |= of_rank
         decode = self._chat.decode
         await asyncio.to_thread(write_trajectories, path, chosen, decode, seen=by_id, stage=stage, step=step)
-
-    async def load(self) -> ReplicaLoad:
-        return self._worker.load()
 
     async def close(self) -> None:
         await self._worker.close()

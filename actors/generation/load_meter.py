@@ -13,7 +13,7 @@ class LoadMeter:
         self.kv_capacity_tokens = 0
         self._recomputed = 0  # preemptions due to a swap that vLLM has not yet reported
 
-    def forgive_running(self) -> None:
+    def expect_recompute(self) -> None:
         """A swap preempts all running requests. Call it when the statistics of the last step have arrived."""
         self._recomputed += self.load.running
 

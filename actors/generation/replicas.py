@@ -12,7 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from actors.balancer_service import BalancerService
 from actors.cluster.gpu_lock import ANYTIME, Turn
 from actors.generation.generation_actor import GenerationActor
-from actors.generation.rollout_client import BLIP_PATIENCE_S, CALL_DEADLINE_S, RolloutClient, last_line
+from actors.generation.rollout_client import BLIP_PATIENCE_S, CALL_DEADLINE_S, RolloutClient
 from actors.health.lost_nodes import no_node
 from actors.health.watchdog import Watchdog
 from actors.remote import probe_of
@@ -20,7 +20,7 @@ from actors.service import LossBudget, Service, State
 from actors.weights.transfer import EngineSeat, LoadedWeights, Publication
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone
+from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone, last_line
 from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
@@ -95,7 +95,7 @@ class Replicas:
         self.publish_metrics: dict[str, float] = {}  # of the newest publish
 
     @property
-    def there(self) -> dict[str, Replica]:
+    def available(self) -> dict[str, Replica]:
         """The replicas that are not lost, or have returned with the newest weights."""
         return {name: replica for name, replica in self.workers.items() if not replica.is_lost}
 
@@ -127,7 +127,7 @@ class Replicas:
     async def _until_serving(self) -> None:
         assert self._starting is not None
         while not self._starting.done():
-            if self.there and self.there.keys() <= self._serving():
+            if self.available and self.available.keys() <= self._serving():
                 return
             await asyncio.wait({self._starting}, timeout=LOOK_AGAIN_S)
         self._starting.result()
@@ -212,7 +212,7 @@ class Replicas:
         reason = f"a node for {replica.name}"
         try:
             while not up.done():
-                if self.there:  # the run does not need this one
+                if self.available:  # the run does not need this one
                     await asyncio.wait({up}, timeout=LOOK_AGAIN_S)
                 else:
                     any_up = self._until_up_or_another(up)
@@ -226,7 +226,7 @@ class Replicas:
             up.cancel()
 
     async def _until_up_or_another(self, up: "asyncio.Future[Any]") -> None:
-        while not self.there and not up.done():
+        while not self.available and not up.done():
             await asyncio.wait({up}, timeout=LOOK_AGAIN_S)
 
     def _report_wait(self, name: str) -> None:
@@ -270,7 +270,7 @@ class Replicas:
             log.info(f"{name} did not take version {version} by {weights.way}: {reason}")
         for name, pulled in weights.took.items():
             _refuse_others(name, pulled, weights)
-        missed = [replica for name, replica in self.there.items() if name not in weights.took or replica.returned]
+        missed = [replica for name, replica in self.available.items() if name not in weights.took or replica.returned]
         pulled = await asyncio.gather(*(self._pull_unless_lost(replica, weights) for replica in missed))
         took = [*weights.took.values(), *(one for one in pulled if one is not None)]
         self.publish_metrics = _publish_metrics(weights, took)

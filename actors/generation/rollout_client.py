@@ -23,7 +23,7 @@ from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, RStarError
+from rstar_ray.errors import DeadlineExceeded, RStarError, last_line
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
 from rstar_ray.run_dir.best_effort import best_effort
@@ -360,12 +360,6 @@ class RolloutClient:
 def _reach(state: RolloutState) -> tuple[int, int]:
     """Progress of a rollout as a sort key; a restart counts more than any earlier state."""
     return state.restarts, rollout_load(state).context_tokens
-
-
-def last_line(fault: BaseException) -> str:
-    """The last line of a remote traceback, which names the cause."""
-    lines = str(fault).strip().splitlines()
-    return lines[-1] if lines else type(fault).__name__
 
 
 async def _refused(state: RolloutState) -> FinishedRollout:

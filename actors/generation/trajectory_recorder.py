@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 
 from actors.generation.generation_actor import GenerationActor
 from actors.remote import Remote
-from rstar_ray.errors import DeadlineExceeded
+from rstar_ray.errors import DeadlineExceeded, first_line
 from rstar_ray.rollouts import TrajectoryRef
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,11 @@ async def record_trajectories(
             )
             return
         except DeadlineExceeded as late:  # the worker may still be writing, and another would take as long
-            log.warning(f"{path.name} was not written in time: {_first_line(late)}")
+            log.warning(f"{path.name} was not written in time: {first_line(late)}")
             return
         except RayActorError as gone:
-            log.warning(f"{path.name}: {name} could not record it ({_first_line(gone)})")
+            log.warning(f"{path.name}: {name} could not record it ({first_line(gone)})")
         except Exception as failed:  # an error of the write, which another worker would get too
-            log.warning(f"{path.name} was not written: {_first_line(failed)}")
+            log.warning(f"{path.name} was not written: {first_line(failed)}")
             return
     log.warning(f"{path.name} was not written: no worker is available")
-
-
-def _first_line(failed: Exception) -> str:
-    lines = str(failed).strip().splitlines()
-    return f"{type(failed).__name__}: {lines[0]}" if lines else type(failed).__name__

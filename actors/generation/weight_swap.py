@@ -228,7 +228,7 @@ class WeightSwap:
         if self._adapter is not None:  # after the model's weights, because loading these removes adapters
             await self._step(llm.add_lora(self._adapter.loading), "load an adapter")
         if not self._keeps_kv:
-            self._meter.forgive_running()  # the statistics of the last step have arrived by now
+            self._meter.expect_recompute()  # the statistics of the last step have arrived by now
         await self._vllm.ask(llm.resume_generation(), "resume after new weights")
         self.policy_version = version
         return time.monotonic()

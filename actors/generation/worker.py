@@ -27,7 +27,7 @@ from rstar_ray.agent.agent_rollout import run_agent_rollout
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, EngineError, SandboxError, ToolError, ToolStateLost
+from rstar_ray.errors import DeadlineExceeded, EngineError, SandboxError, ToolError, ToolStateLost, last_line
 from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
@@ -382,5 +382,5 @@ class GenerationWorker:
 
 def _named(rollout_id: str, failed: BaseException) -> str:
     """Why a rollout is dropped because of a failure of ours."""
-    said = str(failed).strip().rpartition("\n")[2]
-    return f"rollout {rollout_id}: {type(failed).__name__}: {said}"
+    name, cause = type(failed).__name__, last_line(failed)
+    return f"rollout {rollout_id}: {name}" + (f": {cause}" if cause != name else "")

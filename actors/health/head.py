@@ -60,7 +60,7 @@ class HeadProbe:
         self._said = False
         self._closed = threading.Event()
         # A daemon thread, because a call to a dead head blocks for a minute.
-        self._thread = threading.Thread(target=self._ask_for_ever, name="head", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="head", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -97,7 +97,7 @@ class HeadProbe:
             return ""
         return f"Ray's head has not answered for {self._waited_s:.0f} s; restart it and repeat the command"
 
-    def _ask_for_ever(self) -> None:
+    def _poll(self) -> None:
         while not self._closed.is_set():
             if self._asked_s is None:
                 self._asked_s = time.monotonic()

@@ -20,7 +20,7 @@ from actors.health.lost_nodes import NodesSeen
 from actors.service import Service, State
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import fail, unless_failed, waits
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RStarError, last_line
 from rstar_ray.logs import relay
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import write_json
@@ -201,7 +201,7 @@ class Watchdog:
 
     def _report_fault(self, probe: _Probe, failed: Exception) -> None:
         """Log the fault once, although every probe fails."""
-        fault = _last_line(failed)
+        fault = last_line(failed)
         if fault != probe.fault:
             probe.fault = fault
             log.warning(f"{probe.service.name} answers, but its probe fails: {fault}")
@@ -212,7 +212,7 @@ class Watchdog:
         if service.on_death is not None:
             service.on_death(lost)
         elif service.state is not State.STARTING:  # in a start, its caller reports the death
-            log.warning(f"{service.name} has ended and is not restarted: {_last_line(lost)}")
+            log.warning(f"{service.name} has ended and is not restarted: {last_line(lost)}")
 
     def _report_changes(self, probe: _Probe, before: Heartbeat | None, now: Heartbeat) -> None:
         name = probe.service.name
@@ -333,11 +333,6 @@ class Watchdog:
         except Exception as failed:  # this task is not awaited; the watchdog will try again
             log.warning(f"{stall.name} could not be killed: {type(failed).__name__}: {failed}")
             self._detector.watch(stall.name, Limit(silent_s=probe.limit_s))
-
-
-def _last_line(fault: Exception) -> str:
-    """The last line of Ray's traceback, which names the cause."""
-    return str(fault).strip().rpartition("\n")[2]
 
 
 def _current_task() -> "asyncio.Task[Any] | None":

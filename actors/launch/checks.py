@@ -12,11 +12,18 @@ from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 
-from actors.agents.agent_command import OPTION, command_of
+from actors.agents.agent_command import command_of
 from actors.launch.changed_settings import different_settings
 from actors.launch.checkpoint_space import checkpoint_lines
-from actors.launch.datasets import heldout_problems, problem_sets, sft_plan, split, that_fit, training_problems
-from actors.launch.datasets import tell_too_long as show_too_long
+from actors.launch.datasets import (
+    heldout_problems,
+    log_too_long,
+    problem_sets,
+    sft_plan,
+    split,
+    that_fit,
+    training_problems,
+)
 from actors.launch.run_paths import run_path
 from actors.launch.start_model import check_context, check_heads, start_chat, start_folder, with_local_model
 from rstar_ray.algorithm.rules import check_rules
@@ -192,7 +199,7 @@ def _own_code(start: Start) -> None:
     agent = config.agent
     if agent.command:
         command = command_of(config)
-        asyncio.run(check_command(command, OPTION))
+        asyncio.run(check_command(command))
         where = "isolated, without a network" if command.confined else "NOT isolated: it has your rights"
         log.info(f"agent: {agent.command} runs {where} (docs/security.md)")
     if agent.used:
@@ -297,7 +304,7 @@ def _weights(start: Start) -> None:
 
 def _prompts(start: Start) -> None:
     if start.ahead:
-        show_too_long(start.ahead[0], start.sets, start.chat)
+        log_too_long(start.ahead[0], start.sets, start.chat)
         _ = start.fitting
 
 

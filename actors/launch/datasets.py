@@ -119,7 +119,7 @@ def that_fit(config: RunConfig, problems: list[Problem], chat: ChatFormat) -> li
     return [problem for problem in problems if problem.id not in found.num_tokens]
 
 
-def tell_too_long(config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat) -> None:
+def log_too_long(config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat) -> None:
     """Log each evaluated set with prompts that do not fit. They are not removed, so that results stay comparable."""
     for name, problems in sets.items():
         if found := too_long(problems, chat, config.engine.max_context_tokens):

@@ -34,7 +34,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         files = result_files(config, start.sets, start.run_dir, plugins, step=0, model=start.model)
         with ExitStack() as alone:  # training and other evaluations may use the directory at the same time
             for file in files.values():
-                alone.enter_context(written_alone(file, by="another evaluation with the same requests"))
+                alone.enter_context(written_alone(file))
             log_to(start.run_dir.evaluation_log_path)
             connect()
             check(start, Phase.CLUSTER)

@@ -12,7 +12,7 @@ from rstar_ray.errors import ConfigError, RStarError
 
 SLOW_START = "timed out during startup"
 """Text of Ray's error if a node did not start within Ray's fixed deadline, as on a busy machine."""
-NOT_LET_IN = "authenticat"
+AUTH_ERROR = "authenticat"
 """Text of Ray's errors, or of their causes, if the token differs from the cluster's."""
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -40,7 +40,7 @@ def connect() -> None:
         try:
             ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
         except Exception as failed:
-            if NOT_LET_IN not in f"{failed} {failed.__cause__}".lower():
+            if AUTH_ERROR not in f"{failed} {failed.__cause__}".lower():
                 raise
             raise _wrong_token(address) from None
         return
@@ -60,7 +60,8 @@ def connect() -> None:
         if SLOW_START not in str(failed):
             raise
         raise RStarError(
-            f"Ray did not start in its 30 s: {failed} Give the command again with less beside it"
+            f"Ray did not start in its 30 s: {failed} "
+            "Hint: stop other programs on this machine, then repeat the command."
         ) from None
 
 
@@ -70,7 +71,7 @@ def _wrong_token(address: str) -> ConfigError:
         return ConfigError(
             MODE_VARIABLE, f"it is disabled, and the cluster at {address} asks for its token", "unset it"
         )
-    hint = f"bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by {PATH_VARIABLE}"
+    hint = f"copy ~/.ray/auth_token from the cluster's head (mode 600), or name the file by {PATH_VARIABLE}"
     ours, field = os.environ.get(PATH_VARIABLE) or default_token_path(), "token"
     if TOKEN_VARIABLE in os.environ:
         ours, field, hint = "it", TOKEN_VARIABLE, f"unset it, and {hint}"

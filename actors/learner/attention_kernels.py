@@ -11,7 +11,7 @@ from torch.backends import cuda as kernels
 
 from actors.learner.row_attention import Heads, attend
 from rstar_ray.config import LearnerConfig
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 
 PROBE_ROWS = (100, 156)  # tokens: two lengths, as in a packed micro batch
 
@@ -49,7 +49,7 @@ def tried(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: 
         )
         attend(Heads(query, key, value), row_lengths=PROBE_ROWS).sum().backward()
     except (RuntimeError, AssertionError) as failed:  # AssertionError: torch is built without CUDA
-        return " ".join(str(failed).split())[:120]
+        return one_line(failed)
     return ""
 
 

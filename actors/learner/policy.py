@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.learner import row_attention
+from actors.learner.attention_kernels import head_dim_of
 from actors.weights.model_parameters import refuse_misfit
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.loss import token_logprobs
@@ -80,7 +81,7 @@ class LogprobHead(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What a started rank says of itself."""
+    """Properties of a started rank."""
 
     num_parameters: int
     max_context_tokens: int
@@ -89,10 +90,9 @@ class RankFacts:
 
 
 def rank_facts(policy: Policy, num_parameters: int) -> RankFacts:
-    """The facts that the driver needs for planning."""
+    """Parameters, context limit, and the length at which attention costs as much as the rest."""
     config = policy.language_model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = config.num_attention_heads * head_dim * config.num_hidden_layers
+    width = config.num_attention_heads * head_dim_of(config) * config.num_hidden_layers
     return RankFacts(
         num_parameters=num_parameters,
         max_context_tokens=int(getattr(config, "max_position_embeddings", 2**31)),

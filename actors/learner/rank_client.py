@@ -18,7 +18,7 @@ from actors.remote import probe_of
 from actors.service import Service
 from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
-from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
+from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost, last_line
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Rank(Service[LearnerActor]):
             raise kind(f"{self.name} failed in {reason}: {type(cause).__name__}: {cause}") from error
         except RayActorError as error:
             if error.actor_init_failed:  # not `RankDied`: the first start ends
-                raise RankLost(f"{self.name} could not be created: {str(error).strip().splitlines()[-1]}") from error
+                raise RankLost(f"{self.name} could not be created: {last_line(error)}") from error
             raise RankDied(f"{self.name} died during {reason}") from error
 
     async def _repeated_after_blips(self, ask: Callable[[], Awaitable[R]], reason: str) -> R:

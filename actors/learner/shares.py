@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rstar_ray.algorithm.batch_plan import ABOVE_CONTEXT, NO_SAMPLED_TOKEN, dealt, plan_ranks
+from rstar_ray.algorithm.batch_plan import ABOVE_CONTEXT, NO_SAMPLED_TOKEN, plan_ranks, updates_of_groups
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import LearnerConfig, RunConfig
@@ -47,7 +47,7 @@ def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[l
 
 
 def _by_update(rows: Sequence[TrainingRow], num_updates: int) -> list[list[TrainingRow]]:
-    parts = dealt([row.num_tokens for row in rows], [row.group_id for row in rows], num_updates)
+    parts = updates_of_groups([row.num_tokens for row in rows], [row.group_id for row in rows], num_updates)
     return [[rows[index] for index in part] for part in parts]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from actors.cluster.gpu_environment import DEPLOY, gpu_environment, read_env_file
 from actors.preflight.facts import UNLIMITED, Finding, NodeFacts, PreflightOptions, Probe, Verdict
+from actors.preflight.imports import BUILDS
 
 LEAST_ROCM = (7, 2, 2)
 """First version in which graph capture works with RCCL."""
@@ -112,8 +113,7 @@ def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
         target = facts.accelerator
         hint = f"make setup TARGET={target}"
         return _found("packages", facts, Verdict.WRONG, f"{', '.join(lacking)} not installed", hint)
-    built = {"cpu": "cpu", "cuda": "cuda", "rocm": "hip"}[facts.accelerator]
-    if facts.accelerator != "cpu" and not facts.torch_build.startswith(built):
+    if facts.accelerator != "cpu" and not facts.torch_build.startswith(BUILDS[facts.accelerator]):
         hint = "make clean, then make setup TARGET=" + facts.accelerator + "; never install torch over vLLM's image"
         return _found("packages", facts, Verdict.WRONG, f"torch is built for {facts.torch_build}", hint)
     if facts.import_problem:

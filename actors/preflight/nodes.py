@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from actors.cluster.auth import require_token_auth
+from actors.cluster.bundles import HEAD, on_node
 from actors.preflight.facts import Folder, NodeFacts, PreflightOptions
 from actors.preflight.read_facts import look_at_needed, look_at_run_dir, read_facts
 from actors.preflight.required_paths import Needed
@@ -132,13 +133,9 @@ def _unseen(wrong: Mapping[str, str], path: Path) -> str:
 @contextmanager
 def _readers() -> Generator[dict[str, Any]]:
     """A reader on every living node, the head's first; killed on exit."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     reader: Any = ray.remote(NodeReader)
     readers = {
-        name: reader.options(
-            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
+        name: reader.options(num_cpus=0, **on_node(node["NodeID"], or_elsewhere=False)).remote()
         for name, node in named([node for node in ray.nodes() if node["Alive"]]).items()
     }
     try:
@@ -150,7 +147,7 @@ def _readers() -> Generator[dict[str, Any]]:
 
 def named(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Nodes by host name, with Ray's node id added if two share a host name; the head comes first."""
-    ordered = sorted(nodes, key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
+    ordered = sorted(nodes, key=lambda node: (HEAD not in node["Resources"], node["NodeID"]))
     hosts = Counter(node["NodeManagerHostname"] for node in ordered)
     return {
         host if hosts[host := node["NodeManagerHostname"]] == 1 else f"{host}/{node['NodeID'][:4]}": node

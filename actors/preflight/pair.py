@@ -26,7 +26,7 @@ LEAK_BYTES = 2**20
 """Per round; a smaller loss is attributed to other processes."""
 
 
-def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, Probe]:
+def probe_pair(device: Device) -> tuple[Probe, Probe]:
     """Results of all-reduce and IPC; if a process fails, both results have its last message."""
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         command = [sys.executable, "-m", "actors.preflight.pair", folder, device]
@@ -40,11 +40,11 @@ def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, P
             )
             for rank in range(2)
         ]
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + DEADLINE_S
         try:
             outputs = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in pair]
         except subprocess.TimeoutExpired:
-            message = f"two processes did not finish in {deadline_s:g} s"
+            message = f"two processes did not finish in {DEADLINE_S:g} s"
             return Probe(worked=False, message=message), Probe(worked=False, message=message)
         finally:
             for process in pair:

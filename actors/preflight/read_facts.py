@@ -25,7 +25,7 @@ from actors.preflight.pair import probe_pair
 from actors.preflight.required_paths import Needed
 from rstar_ray.config import SandboxConfig
 from rstar_ray.config.machines import Isolation
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RStarError, one_line
 from rstar_ray.evaluation.request_digest import own_code
 
 IMPORT_DEADLINE_S = 180.0
@@ -87,18 +87,18 @@ def _try_attention() -> Probe:
     return Probe(worked=not message, message=message or "a fused kernel takes 40 heads of 128 in bfloat16")
 
 
-def count_gpus(kind: Accelerator, devices: Path = Path("/dev")) -> int:
+def count_gpus(kind: Accelerator) -> int:
     if kind == "rocm":
-        return len(list((devices / "dri").glob("renderD*")))
-    return sum(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*"))
+        return len(list(Path("/dev/dri").glob("renderD*")))
+    return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def read_driver(kind: Accelerator, root: Path = Path("/")) -> str:
+def read_driver(kind: Accelerator) -> str:
     """Version of the kernel module; "of the kernel" for an amdgpu module that is part of the kernel's own tree."""
     if kind == "rocm":
-        module = root / "sys/module/amdgpu"
+        module = Path("/sys/module/amdgpu")
         return _first_line(module / "version") or ("of the kernel" if module.exists() else "")
-    line = _first_line(root / "proc/driver/nvidia/version")
+    line = _first_line(Path("/proc/driver/nvidia/version"))
     match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", line)
     return match[1] if match else line
 
@@ -219,7 +219,7 @@ def _torch() -> tuple[str, int, tuple[GpuFacts, ...], str]:
     try:
         gpus = tuple(_gpu(index) for index in range(count))
     except (RuntimeError, AssertionError) as failed:  # an old driver, a GPU that has failed
-        return build, count, (), " ".join(str(failed).split())[:160]
+        return build, count, (), one_line(failed)
     return build, count, gpus, ""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from rstar_ray.chat.load_chat import load_tokenizer
-from rstar_ray.config import RunConfig, own_agent, own_environments, own_rewards, own_rules, with_values
+from rstar_ray.config import RunConfig, own_entries, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.telemetry.traces import is_address
@@ -48,14 +48,7 @@ def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
         needed.append(Needed(option="--chat.template", path=_absolute(template), holds="file"))
     if schema := config.chat.tool_schema:
         needed.append(Needed(option="--chat.tool-schema", path=_absolute(schema), holds="file"))
-    named = (
-        *own_rewards(config.reward),
-        *own_rules(config.algorithm),
-        *own_environments(config.tools),
-        *own_agent(config.agent),
-        *config.tools.use,
-    )
-    if own := tuple(entry for entry in named if ":" in entry):
+    if own := own_entries(config):
         needed.append(Needed(option="--own-folder", path=_absolute(config.own_folder), holds="code", entries=own))
     return needed
 

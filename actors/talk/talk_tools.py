@@ -14,7 +14,7 @@ from rstar_ray.chat.protocol import python_tool
 from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig
 from rstar_ray.tools.loader import tool_specs
 from rstar_ray.tools.spec import ToolSpec
-from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
+from rstar_ray.trajectory import UNMODIFIED, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
 from sandbox.limits import Limits, program_limits, tool_limits
 from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
@@ -110,6 +110,6 @@ def begun(name: str, messages: Sequence[Message]) -> RolloutState:
         problem=Problem(id=name, problem=question, answer=""),
         seed=0,
         limits=RolloutLimits(max_response_tokens=1, max_turns=1, max_context_tokens=1, max_calls_per_turn=1),
-        sampling=MODELS_OWN,
+        sampling=UNMODIFIED,
     )
     return RolloutState.start(request, [])

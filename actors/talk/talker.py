@@ -17,7 +17,7 @@ from actors.launch.changed_settings import different_settings
 from actors.launch.start_model import model_context_tokens
 from actors.talk.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
 from rstar_ray.agent.rollout import answer_calls
-from rstar_ray.agent.talk import Heard, Message, TalkLimits, as_written, talk
+from rstar_ray.agent.talk import Message, TalkEvent, TalkLimits, as_written, talk
 from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.instructions import opened, system_text
@@ -31,7 +31,7 @@ from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfi
 from rstar_ray.config.checks import at_least, at_most, check_bounds, within
 from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.config.scales import at_scale, detect_scale, local_resources
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError, RStarError, one_line
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Sampling, StopReason, ToolCall
@@ -72,7 +72,7 @@ class Talker(Protocol):
 
     def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
-    ) -> AsyncIterator[Heard]: ...
+    ) -> AsyncIterator[TalkEvent]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class OwnTalker:
 
     def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TalkEvent]:
         """`max_tokens` 0 and `sampling` None: use the configuration."""
         chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
         name = secrets.token_hex(8)
@@ -114,7 +114,7 @@ class OwnTalker:
         return _closing(talk(messages, chat=self.chat, stream=stream, execute=tools.execute, limits=limits), tools)
 
 
-async def _closing(talk: AsyncGenerator[Heard, None], tools: AnswerTools) -> AsyncGenerator[Heard, None]:
+async def _closing(talk: AsyncGenerator[TalkEvent, None], tools: AnswerTools) -> AsyncGenerator[TalkEvent, None]:
     """The pieces of `talk`; closes the tools when it ends or is closed."""
     try:
         async with aclosing(talk) as pieces:
@@ -210,7 +210,7 @@ class ServerTalker:
 
     async def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TalkEvent]:
         """Tool calls of the server's model run in this process."""
         tools = self.tools.open(begun(f"talk-{secrets.token_hex(8)}", messages))
         try:
@@ -221,7 +221,7 @@ class ServerTalker:
 
     async def _answer(
         self, messages: Sequence[Message], tools: AnswerTools, *, max_tokens: int, sampling: Sampling | None
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TalkEvent]:
         chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
         chat = with_protocol(self.config.chat)
         messages = opened(messages, system_text(chat, self.tools.specs, instruct=True), chat.before)
@@ -236,7 +236,7 @@ class ServerTalker:
                 async for heard in self._turn([*messages, *said], turn, most - num_tokens, chosen):
                     yield heard
             except (aiohttp.ClientError, HttpProcessingError, TimeoutError) as failed:
-                raise RStarError(f"{self.url} failed: {type(failed).__name__} {_line(str(failed))}") from failed
+                raise RStarError(f"{self.url} failed: {one_line(failed)}") from failed
             num_tokens += turn.num_tokens
             said.append(turn.message())
             if not turn.calls:
@@ -246,14 +246,14 @@ class ServerTalker:
             calls = [_call(call, self.tools.specs) for call in asked]
             results = await answer_calls(calls, tools.execute, most=self.config.tools.max_calls_per_turn)
             for written, call, result in zip(asked, calls, results, strict=True):
-                yield Heard(kind="call", text=as_written(call))
-                yield Heard(kind="result", text=result.text, failed=result.outcome.failed)
+                yield TalkEvent(kind="call", text=as_written(call))
+                yield TalkEvent(kind="result", text=result.text, failed=result.outcome.failed)
                 said.append({"role": "tool", "tool_call_id": written["id"], "content": result.text})
-        yield Heard(kind="end", text=stop.value, num_tokens=num_tokens, messages=tuple(said))
+        yield TalkEvent(kind="end", text=stop.value, num_tokens=num_tokens, messages=tuple(said))
 
     async def _turn(
         self, messages: Sequence[Message], turn: "_Turn", max_tokens: int, sampling: Sampling
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TalkEvent]:
         asked: dict[str, Any] = {
             "model": self.model,
             "messages": list(messages),
@@ -281,11 +281,11 @@ class ServerTalker:
                 except (TypeError, ValueError, AttributeError) as other:
                     raise RStarError(f"{self.url} sent a malformed event: {_line(data)}") from other
                 for kind, text in shown:
-                    yield Heard(kind=kind, text=text)
+                    yield TalkEvent(kind=kind, text=text)
             if not turn.num_events:
                 raise RStarError(f"{self.url} streams no answer: it sent {response.content_type}, and no event")
             for kind, text in turn.rest():
-                yield Heard(kind=kind, text=text)
+                yield TalkEvent(kind=kind, text=text)
 
 
 def _line(text: str) -> str:

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from actors.weights.buckets import BucketPlan, as_rows, size_of
 from actors.weights.tensors import ServedWeights, add_checksum
 from actors.weights.transfer import EngineLine, EngineSeat, LoadedWeights, Publication, answer, raise_failed
-from rstar_ray.errors import DeadlineExceeded, RStarError, TransferError
+from rstar_ray.errors import DeadlineExceeded, RStarError, TransferError, one_line
 
 BY_BROADCAST = "nccl"  # a parcel's way of transfer
 
@@ -60,7 +60,8 @@ class Collective:
         try:
             self._group = _group(PrefixStore("weights", store), place, size, device, deadline_s)
         except RuntimeError as failed:
-            raise TransferError(f"{size} processes did not form a group for new weights: {_line(failed)}") from failed
+            problem = f"{size} processes did not form a group for new weights: {one_line(failed)}"
+            raise TransferError(problem) from failed
         try:  # members connect at the first collective; an error here is not attributed to a bucket
             self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), "the connection test")
         except BaseException:
@@ -74,7 +75,7 @@ class Collective:
         try:
             store = TCPStore(meeting.host, meeting.port, meeting.size, is_master=False, timeout=deadline)
         except RuntimeError as failed:
-            raise TransferError(f"no learner listens for engines at {meeting.host}: {_line(failed)}") from failed
+            raise TransferError(f"no learner listens for engines at {meeting.host}: {one_line(failed)}") from failed
         return cls(store, meeting.place + rank, meeting.size, device, meeting.deadline_s)
 
     def broadcast(self, data: Tensor, reason: str, check: Callable[[], None] = lambda: None) -> None:
@@ -94,7 +95,7 @@ class Collective:
                 time.sleep(POLL_S)
             work.wait()
         except RuntimeError as failed:
-            raise TransferError(f"a broadcast of {reason} failed: {_line(failed)}") from failed
+            raise TransferError(f"a broadcast of {reason} failed: {one_line(failed)}") from failed
         if self._device.type != "cpu":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -189,7 +190,3 @@ def _group(store: Any, place: int, size: int, device: torch.device, deadline_s: 
     options = dist.ProcessGroupNCCL.Options()  # torch calls ROCm's RCCL NCCL too
     options._timeout = spare
     return dist.ProcessGroupNCCL(store, place, size, options)
-
-
-def _line(failed: Exception) -> str:
-    return " ".join(str(failed).split())[:200]

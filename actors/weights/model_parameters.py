@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from actors.weights.buckets import WeightEntry
-from rstar_ray.errors import ConfigError, EngineError
+from rstar_ray.errors import ConfigError, EngineError, one_line
 from rstar_ray.experts import experts_in
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -152,8 +152,8 @@ def _whole(folder: Path, part: str, read: Callable[[], Shapes]) -> Shapes:
     except ConfigError:
         raise
     except Exception as broken:  # safetensors and transformers raise many types for incomplete or unknown models
-        reason = " ".join(str(broken).split())[:160] or type(broken).__name__
-        raise ConfigError("--model", f"{part} of {folder} cannot be read ({reason})", "copy it again") from broken
+        problem = f"{part} of {folder} cannot be read ({one_line(broken)})"
+        raise ConfigError("--model", problem, "copy it again") from broken
 
 
 def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Collection[str]) -> None:

@@ -12,8 +12,8 @@ SPREAD = 0.02
 SHARD_BYTES = 2 * 2**30
 
 
-def write_random_weights(folder: Path, dtype: torch.dtype, *, seed: int = 0, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write the parameters that the folder's config.json describes, in safetensors of about `shard_bytes`.
+def write_random_weights(folder: Path, dtype: torch.dtype, *, seed: int = 0) -> int:
+    """Write the parameters that the folder's config.json describes, in safetensors of about `SHARD_BYTES`.
 
     Returns the number of parameters. Only one file's weights are in memory at a time.
     """
@@ -28,7 +28,7 @@ def write_random_weights(folder: Path, dtype: torch.dtype, *, seed: int = 0, sha
         shard[name] = torch.empty(shape, dtype=dtype).uniform_(-SPREAD, SPREAD, generator=generator)
         size += shard[name].nbytes
         total += shard[name].numel()
-        if size >= shard_bytes or len(where) + len(shard) == len(shapes):
+        if size >= SHARD_BYTES or len(where) + len(shard) == len(shapes):
             file = f"model-{shards:05d}.safetensors"
             save_file(shard, folder / file, metadata={"format": "pt"})
             where |= dict.fromkeys(shard, file)

@@ -30,6 +30,7 @@ TEMPORARY = Path(tempfile.gettempdir())
 """Shared by the node's engines; read at import, before an engine sets a separate temporary folder."""
 PREFIX = "rstar-weights-"
 COMPLETE = b"\x01"  # follows the last bucket of a complete file
+PAGE_BYTES = 4096
 LAID_OUT_DEADLINE_S = 100.0
 POLL_S = 0.005
 
@@ -153,12 +154,12 @@ def _locked(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _offsets(sizes: Sequence[int], page: int = 4096) -> tuple[list[int], int]:
+def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Start of each bucket, and the end; aligned to pages, so that any dtype can be viewed in place."""
     offsets, end = list[int](), 0
     for num_bytes in sizes:
         offsets.append(end)
-        end += -(-num_bytes // page) * page
+        end += -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     return offsets, end
 
 

@@ -303,14 +303,8 @@ def _turn(saved: dict[str, Any]) -> Turn:
         )
         for result in saved["tool_results"]
     )
-    return Turn(
-        num_tokens=saved["num_tokens"],
-        tool_results=tuple(results),
-        generate_s=saved["generate_s"],
-        tool_s=saved["tool_s"],
-        continues=saved["continues"],
-        why_new=saved["why_new"],
-    )
+    values: dict[str, Any] = {**saved, "tool_results": tuple(results)}
+    return Turn(**values)
 
 
 def read(path: Path) -> Iterator[tuple[TurnRecord, bytes]]:

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class TalkEvent:
     """One event for the listener."""
 
     kind: Literal["thought", "said", "call", "result", "end"]
@@ -47,7 +47,7 @@ class StreamFn(Protocol):
 
 async def talk(
     messages: Sequence[Message], *, chat: TokenizerChat, stream: StreamFn, execute: ExecuteFn, limits: TalkLimits
-) -> AsyncGenerator[Heard, None]:
+) -> AsyncGenerator[TalkEvent, None]:
     """The policy's answer to a conversation that ends with a user message, with tool calls in between."""
     ids = chat.conversation_ids(messages)
     prompt_tokens = len(ids)
@@ -74,15 +74,17 @@ async def talk(
             break
         results = await answer_calls(reading.calls, execute, most=limits.max_calls_per_turn)
         for call, result in zip(reading.calls, results, strict=True):
-            yield Heard(kind="call", text=as_written(call))
-            yield Heard(kind="result", text=result.text, failed=result.outcome.failed)
+            yield TalkEvent(kind="call", text=as_written(call))
+            yield TalkEvent(kind="result", text=result.text, failed=result.outcome.failed)
             spoken.append({"role": "tool", "content": result.text})
         answered = chat.tool_answer_ids(results)
         ids, room = [*ids, *said, *answered], room - len(said) - len(answered)
         if room <= 0:
             stop = StopReason.TRUNCATED
             break
-    yield Heard(kind="end", text=stop.value, prompt_tokens=prompt_tokens, num_tokens=sampled, messages=tuple(spoken))
+    yield TalkEvent(
+        kind="end", text=stop.value, prompt_tokens=prompt_tokens, num_tokens=sampled, messages=tuple(spoken)
+    )
 
 
 def as_written(call: ToolCall) -> str:
@@ -100,7 +102,7 @@ async def _one_turn(
     *,
     max_tokens: int,
     after_tools: bool,
-) -> AsyncGenerator[Heard, None]:
+) -> AsyncGenerator[TalkEvent, None]:
     """Yields a completion while it arrives, and leaves its tokens in `said`."""
     view = Streamed(
         chat.profile.thought, inside=chat.begins_inside_thought(after_tools=after_tools), call_markers=chat.call_markers
@@ -111,6 +113,6 @@ async def _one_turn(
             said += piece
             new = text.after([token for token in piece if token not in chat.profile.stop_token_ids])
             for kind, words in view.feed(new):
-                yield Heard(kind=kind.value, text=words)
+                yield TalkEvent(kind=kind.value, text=words)
     for kind, words in view.end():
-        yield Heard(kind=kind.value, text=words)
+        yield TalkEvent(kind=kind.value, text=words)

@@ -18,7 +18,7 @@ ABOVE_CONTEXT = "above the model's context of"
 """In the reason for a row that is longer than the model's context; the number of tokens follows."""
 
 
-def dealt(tokens_R: Sequence[int], groups_R: Sequence[str], num_updates: int) -> list[list[int]]:
+def updates_of_groups(tokens_R: Sequence[int], groups_R: Sequence[str], num_updates: int) -> list[list[int]]:
     """Row indices of each update: at most `num_updates` updates of whole prompt groups, balanced by tokens.
 
     Groups are not split: advantages sum to 0 only over a whole group, and `--algorithm.normalisation group` divides by

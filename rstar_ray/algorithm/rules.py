@@ -25,8 +25,8 @@ import numpy as np
 from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
-from rstar_ray.config.own_code import is_entry, is_missing
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.config.own_code import is_entry, is_missing, takes_third
+from rstar_ray.errors import ConfigError, RStarError, one_line
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
 Kind = Literal["resample", "advantage", "loss"]
@@ -68,7 +68,7 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as failed:  # any exception: it is the user's code
         hint = "give its folder as --own-folder" if is_missing(module, failed) else f"fix the module {module}"
-        raise ConfigError(option, _in_one_line(failed), hint) from failed
+        raise ConfigError(option, one_line(failed), hint) from failed
     found = getattr(imported, function, None)
     if not callable(found):
         where = getattr(imported, "__file__", None) or f"the module {module}"
@@ -88,20 +88,16 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
 
             return as_surrogate(made, arguments[0])
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
-            raise RStarError(f"--algorithm.{kind} {name}: {_in_one_line(failed)}") from failed
+            raise RStarError(f"--algorithm.{kind} {name}: {one_line(failed)}") from failed
 
     return named
-
-
-def _in_one_line(failed: BaseException) -> str:
-    return f"{type(failed).__name__}: {' '.join(str(failed).split())[:300]}"
 
 
 def _said(failed: BaseException, kind: Kind, algorithm: AlgorithmConfig) -> str:
     """What went wrong, without the rule's name."""
     if isinstance(failed, RStarError):
         return str(failed).removeprefix(f"--algorithm.{kind} {getattr(algorithm, kind)}: ")
-    return _in_one_line(failed)
+    return one_line(failed)
 
 
 def kept_indices(candidates: Any, algorithm: AlgorithmConfig, rng: np.random.Generator, own_folder: str) -> list[int]:
@@ -137,15 +133,10 @@ def advantages(
 
 @cache
 def _takes_summaries(estimate: Callable[..., Any]) -> bool:
-    """Whether it has a third positional parameter without a default, one of this name, or `*args`."""
     try:
-        parameters = [*inspect.signature(estimate).parameters.values()]
+        return takes_third(inspect.signature(estimate), "summaries")
     except ValueError:  # of a built-in function
         return False
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    third = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][2:3]
-    return any(one.default is one.empty or one.name == "summaries" for one in third)
 
 
 def check_rules(

@@ -19,7 +19,7 @@ NEAR = 0.05
 """Largest distance from `TRUNCATED` that still counts as near."""
 STEADY = 0.02
 """Largest change of the mean truncated share, and of the mean reward, between the two windows."""
-ALL_RIGHT = 0.70
+ALL_CORRECT = 0.70
 """Share of a batch's problems whose rollouts are all right, above which stage 2 ends."""
 
 
@@ -28,8 +28,8 @@ class StepSigns:
     """The values of one step that the decision reads; shares are over all its rollouts or groups, before resampling."""
 
     reward_mean: float
-    share_truncated: float
-    share_all_right: float  # of groups
+    frac_truncated: float
+    frac_all_correct: float  # of groups
 
 
 def reached(until: Until, signs: Sequence[StepSigns], *, steps_since_warmup: int) -> str:
@@ -37,7 +37,7 @@ def reached(until: Until, signs: Sequence[StepSigns], *, steps_since_warmup: int
 
     `signs` holds at least the last `REMEMBERED` steps, or all steps of a shorter stage.
 
-    >>> solved = StepSigns(reward_mean=0.9, share_truncated=0.0, share_all_right=0.75)
+    >>> solved = StepSigns(reward_mean=0.9, frac_truncated=0.0, frac_all_correct=0.75)
     >>> reached("solved", [solved] * WINDOW, steps_since_warmup=0)
     '75 % of the problems are all right, over 10 steps'
     """
@@ -51,17 +51,17 @@ def reached(until: Until, signs: Sequence[StepSigns], *, steps_since_warmup: int
 def _solved(signs: Sequence[StepSigns]) -> str:
     if len(signs) < WINDOW:
         return ""
-    share = _mean([step.share_all_right for step in signs[-WINDOW:]])
-    return f"{100 * share:.0f} % of the problems are all right, over {WINDOW} steps" if share > ALL_RIGHT else ""
+    share = _mean([step.frac_all_correct for step in signs[-WINDOW:]])
+    return f"{100 * share:.0f} % of the problems are all right, over {WINDOW} steps" if share > ALL_CORRECT else ""
 
 
 def _settled(signs: Sequence[StepSigns]) -> str:
     if len(signs) < REMEMBERED:
         return ""
     early, late = signs[-REMEMBERED:-SETTLED_WINDOW], signs[-SETTLED_WINDOW:]
-    truncated = _mean([step.share_truncated for step in late])
+    truncated = _mean([step.frac_truncated for step in late])
     reward = _mean([step.reward_mean for step in late])
-    truncated_change = truncated - _mean([step.share_truncated for step in early])
+    truncated_change = truncated - _mean([step.frac_truncated for step in early])
     reward_change = reward - _mean([step.reward_mean for step in early])
     if abs(truncated - TRUNCATED) > NEAR or max(abs(truncated_change), abs(reward_change)) > STEADY:
         return ""

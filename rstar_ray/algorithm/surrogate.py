@@ -8,7 +8,7 @@ A rule is one function and one row of `LOSSES`. It returns a `Surrogate`, or the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -109,14 +109,8 @@ def gspo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
     of_row_N = row_sums(log_ratio_N, tokens.rows_N) / row_sums(torch.ones_like(log_ratio_N), tokens.rows_N)
-    return clipped_surrogate(
-        of_row_N.detach() + tokens.logprobs_N - tokens.logprobs_N.detach(),
-        torch.zeros_like(of_row_N),
-        tokens.advantages_N,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-    )
+    of_token_N = of_row_N.detach() + tokens.logprobs_N - tokens.logprobs_N.detach()
+    return clipped(replace(tokens, logprobs_N=of_token_N, old_logprobs_N=torch.zeros_like(of_row_N)), algorithm)
 
 
 def cispo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:

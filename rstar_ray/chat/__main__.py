@@ -88,7 +88,7 @@ def _thinks(chat: TokenizerChat) -> str:
     profile = chat.profile
     said = {
         "prefilled": f"in {profile.thought.opens}, which the prompt opens",
-        "may": f"in {profile.thought.opens} where it likes to",
+        "may": f"optional, in {profile.thought.opens}",
         "off": f"no: the prompt closes {profile.thought.opens}",
         "no": f"not by the template; {profile.thought.opens} is recognised anyway",
     }[profile.thinks]
@@ -107,14 +107,14 @@ def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[st
     named: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
     if missing := set(profile.stop_token_ids) - set(named if isinstance(named, list) else [named]):
         texts = ", ".join(repr(text) for token_id, text in profile.stop_tokens if token_id in missing)
-        yield f"{GENERATION} does not name {texts}: others who serve this folder run on there; an export names it"
+        yield f"{GENERATION} does not name {texts}: other servers of this folder do not stop there; an export adds it"
     if profile.syntax.startswith("vllm:"):
         parser = profile.syntax.removeprefix("vllm:")
         yield f"calls are read by vLLM's parser {parser!r}, which a run looks for, and not this command"
     if not profile.template.shows_tools:
-        yield "the template passes over tools: they are described in the system text, or give --chat.template"
+        yield "the template ignores tools: they are described in the system text, or give --chat.template"
     if profile.template.wants_ids:
-        yield f"the template wants ids: every call and its result have {CALL_ID!r}, whatever id the model writes"
+        yield f"the template requires call ids: each call and its result have {CALL_ID!r}, whatever id the model writes"
     bos = tokenizer.bos_token
     if bos and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id] and not asked.startswith(bos):
         yield f"the tokenizer begins texts with {bos!r}, the template does not: prompts begin without it"

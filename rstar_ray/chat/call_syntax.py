@@ -208,20 +208,16 @@ _JSON_OUTSIDE_AND_STRINGS = re.compile(r'(?:[^"<\\]++|"[^"\\]*+(?:\\.[^"\\]*+)*+
 """Complete strings, and between them JSON text: no `<` and no backslash."""
 
 
-def _json_whole(closes: str) -> WholeFn:
-    """A function for the end of a JSON value that is directly followed by `closes`."""
-
-    def end(scan: Scan, position: int) -> int | None:
-        stop = past(_JSON_OUTSIDE_AND_STRINGS, scan.text, position)
-        if not scan.text.startswith(closes, stop):
-            return None
-        try:
-            json.loads(scan.text[position:stop])
-        except (ValueError, RecursionError):
-            return None
-        return stop
-
-    return end
+def _json_whole(scan: Scan, position: int) -> int | None:
+    """Where a JSON value ends that is directly followed by the closing marker."""
+    stop = past(_JSON_OUTSIDE_AND_STRINGS, scan.text, position)
+    if not scan.text.startswith("</tool_call>", stop):
+        return None
+    try:
+        json.loads(scan.text[position:stop])
+    except (ValueError, RecursionError):
+        return None
+    return stop
 
 
 # ---------------------------------------------------------------- families
@@ -232,7 +228,7 @@ def _hermes_text(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-HERMES = Marked("hermes", True, "<tool_call>", "</tool_call>", _json_call, _hermes_text, _json_whole("</tool_call>"))
+HERMES = Marked("hermes", True, "<tool_call>", "</tool_call>", _json_call, _hermes_text, _json_whole)
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Qwen2.5, Qwen3, Hermes, rStar2 (arXiv:2508.20722 3.1)."""
 
 _FUNCTION, _PARAMETER, _ENDS_NAME = "<function=", "<parameter=", re.compile(r"[^>\n]++>")

@@ -50,7 +50,7 @@ def _fetched(model: str, patterns: list[str]) -> Path:
         raise ConfigError("--model", f"{model} is gated: its owner has to grant access", "see its page") from gated
     except RepositoryNotFoundError as missing:
         raise ConfigError(
-            "--model", f"{model} is not a folder, and the hub has no such model", "mind the name"
+            "--model", f"{model} is not a folder, and the hub has no such model", "check the name"
         ) from missing
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as failed:
         raise ConfigError(

@@ -14,7 +14,7 @@ from rstar_ray.chat.protocol import python_tool, with_protocol
 from rstar_ray.chat.resolve import for_tools, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.run_dir.durable import write_json, write_text
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 
@@ -91,7 +91,7 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers raises many types for an incomplete folder
         raise ConfigError(
-            "--model", f"the tokenizer of {folder} cannot be read ({_line(error)})", "copy it again"
+            "--model", f"the tokenizer of {folder} cannot be read ({one_line(error)})", "copy it again"
         ) from error
 
 
@@ -101,7 +101,7 @@ def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
 
     Returns the written files.
     """
-    generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    generation = _json(folder / GENERATION)
     write_json(folder / GENERATION, {**generation, "eos_token_id": list(chat.profile.stop_token_ids)})
     write_text(folder / TEMPLATE, str(chat.tokenizer.chat_template))
     return folder / GENERATION, folder / TEMPLATE
@@ -140,7 +140,8 @@ def _template(path: str) -> str:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--chat.template", f"{path} cannot be read ({_line(error)})", "name a jinja file") from error
+        problem = f"{path} cannot be read ({one_line(error)})"
+        raise ConfigError("--chat.template", problem, "name a jinja file") from error
     if not text.strip():
         raise ConfigError("--chat.template", f"{path} is empty", "name a jinja file")
     return text
@@ -153,11 +154,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ConfigError("--model", f"{path} cannot be read ({_line(error)})", "copy it again") from error
+        raise ConfigError("--model", f"{path} cannot be read ({one_line(error)})", "copy it again") from error
     if not isinstance(value, dict):
         raise ConfigError("--model", f"{path} holds no object", "copy it again")
     return cast(dict[str, Any], value)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__

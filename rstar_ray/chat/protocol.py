@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rstar_ray.config import ChatConfig
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, with_schema
 
 FILES = Path(__file__).with_name("protocols")
@@ -44,8 +44,7 @@ def read_schema(path: str) -> dict[str, Any]:
     try:
         schema: Any = json.loads(Path(path).expanduser().read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        said = " ".join(str(error).split())[:160]
-        raise ConfigError("--chat.tool-schema", f"{path} cannot be read ({said})", hint) from error
+        raise ConfigError("--chat.tool-schema", f"{path} cannot be read ({one_line(error)})", hint) from error
     function = _object(_object(schema).get("function"))
     parameters = _object(function.get("parameters"))
     for name, wrong in (

@@ -12,7 +12,7 @@ from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, WrittenCall
 from rstar_ray.chat.chat_profile import THOUGHTS, ChatProfile, Frame, TemplateFacts, Thought
 from rstar_ray.chat.render import Message, Renderer
 from rstar_ray.config import ChatConfig
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 
 USER, SAID, RESULT, SECOND = "\u2402user\u2403", "\u2402said\u2403", "\u2402result\u2403", "\u2402second\u2403"
 PROBE_NAME = "probe_tool"
@@ -90,7 +90,7 @@ def for_tools(profile: ChatProfile, names: Sequence[str]) -> ChatProfile:
 
 
 def thinking_switches(thinking: str) -> dict[str, bool]:
-    """The schemas that a template receives, under the names in use."""
+    """Template variables of the thinking switch, under both names in use; empty for auto."""
     return {} if thinking == "auto" else {"enable_thinking": thinking == "on", "thinking": thinking == "on"}
 
 
@@ -157,14 +157,16 @@ class _TemplateProbe:
             closed, opened = self._render(_user()), self._render(_user(), opens=True)
         except Exception as error:
             raise ConfigError(
-                "--chat.template", f"it cannot write a question ({_line(error)})", "give another"
+                "--chat.template", f"it cannot write a question ({one_line(error)})", "give another"
             ) from error
         if USER not in opened and USER in self._rendered(_user_in_parts(), facts=self._facts):
-            raise ConfigError("--chat.template", "it takes what is said only in parts", "give one that takes text")
+            raise ConfigError(
+                "--chat.template", "it accepts message content only as a list of parts", "give one that takes text"
+            )
         if USER not in opened:
-            raise ConfigError("--chat.template", "it leaves out what the user says", "give another")
+            raise ConfigError("--chat.template", "it leaves out the user's message", "give another")
         if opened.count(USER) > 1:
-            raise ConfigError("--chat.template", "it writes what the user says more than once", "give another")
+            raise ConfigError("--chat.template", "it writes the user's message more than once", "give another")
         opening = opened[self._whole(opened, _shared(closed, opened)) :]
         if not opening and not self._opened_by_the_question(closed):
             raise ConfigError(
@@ -285,11 +287,11 @@ class _TemplateProbe:
             rendered = self._render(_user(), _said(SAID), {"role": "user", "content": "and now"})
         except Exception as error:
             raise ConfigError(
-                "--chat.template", f"it cannot write an assistant's turn ({_line(error)})", "give another"
+                "--chat.template", f"it cannot write an assistant's turn ({one_line(error)})", "give another"
             ) from error
         _, found, rest = rendered.partition(SAID)
         if not found:
-            raise ConfigError("--chat.template", "it leaves out what the assistant says", "give another")
+            raise ConfigError("--chat.template", "it leaves out the assistant's message", "give another")
         token = self._token_at_start(rest)
         if token:
             return rest[: rest.index(token) + len(token)]
@@ -338,7 +340,7 @@ class _TemplateProbe:
             alone = self._render(_user(), _calling(), _result(RESULT), opens=True)
         except Exception as error:
             raise ConfigError(
-                "--chat.template", f"it cannot write the results of a tool ({_line(error)})", "give another"
+                "--chat.template", f"it cannot write the results of a tool ({one_line(error)})", "give another"
             ) from error
         before, _, after = rendered.partition(RESULT)
         between, _, _ = after.partition(SECOND)
@@ -368,10 +370,6 @@ class _TemplateProbe:
 def _shared(one: str, other: str) -> int:
     """The common prefix of two texts."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def _excerpt(text: str, around: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from inspect import Signature
 from typing import Annotated, Any, Literal
 
 from rstar_ray.config.checks import at_least, check_bounds, require
@@ -34,10 +35,32 @@ def is_missing(module: str, failed: BaseException) -> bool:
     return bool(name) and f"{module}.".startswith(f"{name}.")
 
 
+def takes_third(signature: Signature, name: str) -> bool:
+    """Whether a user's function receives its third argument, which is optional.
+
+    It does if its third positional parameter has no default or this name. `*args` is no third parameter: it may be that
+    of a wrapper around a function with two.
+    """
+    parameters = signature.parameters.values()
+    third = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][2:3]
+    return any(one.default is one.empty or one.name == name for one in third)
+
+
+def own_entries(config: Any) -> tuple[str, ...]:
+    """Every `module:object` of the user that a run's settings name."""
+    named = (
+        *own_rewards(config.reward),
+        *own_rules(config.algorithm),
+        *own_environments(config.tools),
+        *own_agent(config.agent),
+        *config.tools.use,
+    )
+    return tuple(entry for entry in named if ":" in entry)
+
+
 def has_own(config: Any) -> bool:
     """Whether a run uses the user's code."""
-    own = own_rewards(config.reward) or own_rules(config.algorithm) or own_agent(config.agent)
-    return bool(own) or has_own_tools(config)
+    return bool(own_entries(config))
 
 
 def own_agent(agent: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange, SameAnswers
 
 MAX_TEMPERATURE = 2.0
-"""The highest top-p that vLLM accepts."""
+"""The highest temperature that vLLM accepts."""
 NO_FILES = only_with("evaluate.files", (), warn_only=True)
 
 

@@ -22,6 +22,7 @@ NEAR = 0.7
 """Two texts with equal numbers and answers are one problem from this Jaccard similarity of their shingles on."""
 BANDS, BAND_HASHES = 16, 3
 """MinHash: two texts at `NEAR` meet in at least one band with probability 1 - (1 - NEAR^3)^16 = 0.999."""
+TEXTS_AT_ONCE = 20_000  # bounds the memory
 _TOKEN = re.compile(r"\\?[^\W\d_]+|\d+(?:\.\d+)?|[^\s\w]")
 _DELIMITER = re.compile(r"\\[()\[\]]")  # of a formula in a line or by itself
 _WORD = re.compile(r"[^\W_]+")
@@ -174,6 +175,6 @@ def _numbering() -> defaultdict[str, int]:
     return defaultdict(count().__next__)
 
 
-def _parts(texts: Sequence[T], size: int = 20_000) -> Iterator[tuple[int, Sequence[T]]]:
-    for first in range(0, len(texts), size):
-        yield first, texts[first : first + size]
+def _parts(texts: Sequence[T]) -> Iterator[tuple[int, Sequence[T]]]:
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        yield first, texts[first : first + TEXTS_AT_ONCE]

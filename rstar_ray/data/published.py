@@ -88,11 +88,8 @@ def _ifeval(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> RawProb
         not isinstance(names, list)
         or not isinstance(asked, list)
         or len(cast(list[Any], names)) != len(cast(list[Any], asked))
+        or not all(one is None or isinstance(one, dict) for one in cast(list[Any], asked))
     ):
-        raise ConfigError(
-            f"{where}, kwargs", "does not fit instruction_id_list", "give one object for each instruction"
-        )
-    if not all(one is None or isinstance(one, dict) for one in cast(list[Any], asked)):
         raise ConfigError(
             f"{where}, kwargs", "does not fit instruction_id_list", "give one object for each instruction"
         )

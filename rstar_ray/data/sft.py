@@ -19,6 +19,7 @@ from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.data.conversation import Conversation, RowError
+from rstar_ray.errors import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,7 @@ class _Renderer:
         try:
             return self._chat.renderer.render((messages or self._messages)[:count], self._one.tools, opens=opens)
         except Exception as error:  # a template may raise any exception
-            first = " ".join(str(error).split())[:120] or type(error).__name__
-            raise RowError(f"the chat template refuses message {count}: {first}") from error
+            raise RowError(f"the chat template refuses message {count}: {one_line(error)}") from error
 
     def _said(self, position: int, before: str) -> tuple[str, str]:
         """(what the policy would have sampled, what the template writes for it)."""

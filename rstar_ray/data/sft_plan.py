@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,7 +131,6 @@ def plan_sft(
     *,
     max_tokens: int,
     max_left_out: float,
-    num_processes: int | None = None,
 ) -> SftPlan:
     """Every conversation of a jsonl, json, csv or parquet file as tokens.
 
@@ -143,11 +142,11 @@ def plan_sft(
     chunks = _chunks(_raw_rows(path))
     first = list(islice(chunks, SERIAL_ROWS // CHUNK + 1))
     serial = len(first) * CHUNK <= SERIAL_ROWS
-    count = 1 if serial else num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+    count = 1 if serial else min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     examples: list[SftExample] = []
     left_out: list[RowProblem] = []
     total, logged_s = 0, started_s
-    work = ((source, path.name, chunk, max_tokens) for chunk in _chain(first, chunks))
+    work = ((source, path.name, chunk, max_tokens) for chunk in chain(first, chunks))
     with closing(_in_order(work, count)) as results:
         for made, problems, rows in results:
             examples += made
@@ -214,11 +213,6 @@ def _lines(path: Path) -> Iterator[Raw]:
 def _chunks(rows: Iterator[Raw]) -> Iterator[list[Raw]]:
     while chunk := list(islice(rows, CHUNK)):
         yield chunk
-
-
-def _chain(first: Iterable[list[Raw]], rest: Iterator[list[Raw]]) -> Iterator[list[Raw]]:
-    yield from first
-    yield from rest
 
 
 # ---------------------------------------------------------------- in a process

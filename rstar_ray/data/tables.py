@@ -33,7 +33,9 @@ def _readable(path: Path, reader: Callable[[Path], Iterator[tuple[int, Any]]]) -
     try:
         yield from reader(path)
     except OSError as refused:
-        raise ConfigError(str(path), f"cannot be read ({refused.strerror})", "let yourself read it") from refused
+        raise ConfigError(
+            str(path), f"cannot be read ({refused.strerror})", "grant your user read permission"
+        ) from refused
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:

@@ -119,10 +119,10 @@ def protocol(config: RunConfig, model: str = "") -> dict[str, Any]:
     }
 
 
-def evaluated(run_dir: RunDir, stage: str, step: int, problem_set: str = HELD_OUT) -> bool:
-    """Whether the stage's policy at this step has its row in evaluations.jsonl."""
+def evaluated(run_dir: RunDir, stage: str, step: int) -> bool:
+    """Whether the stage's policy at this step has its row of the held-out problems in evaluations.jsonl."""
     rows = read_rows(run_dir.evaluations_path)
-    return any((row["stage"], row["step"], row["set"]) == (stage, step, problem_set) for row in rows)
+    return any((row["stage"], row["step"], row["set"]) == (stage, step, HELD_OUT) for row in rows)
 
 
 def heldout_scores(run_dir: RunDir, stage: str) -> dict[int, float]:
@@ -172,7 +172,7 @@ async def _collect(
     if lost:
         raise RStarError(
             f"evaluation: {len(lost)} rollouts failed {1 + MOST_REPEATS} times: {lost[0].reason}; "
-            "the same command asks for the problems that lack some again"
+            "the same command repeats the problems that lack rollouts"
         )
     return refs
 

@@ -17,6 +17,8 @@ from rstar_ray.trajectory import StopReason
 
 Interval = tuple[float, float]
 """95 % bootstrap interval over problems."""
+CONFIDENCE = 0.95
+NUM_RESAMPLES = 2_000
 AT_ONCE = 50
 """Resamples per batch: all at once would take gigabytes where there are many problems."""
 
@@ -121,24 +123,22 @@ def _has_votes(results: Sequence[ProblemResult]) -> bool:
     return any(answer.strip() for _, answer in rollouts) and all(answer.strip() for right, answer in rollouts if right)
 
 
-def bootstrap_interval(
-    parts: Sequence[tuple[float, float]], *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
-) -> Interval | None:
-    """Percentile interval of sum(numerators) / sum(denominators) over problems [N], redrawn with replacement.
+def bootstrap_interval(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> Interval | None:
+    """95 % percentile interval of sum(numerators) / sum(denominators) over problems [N], redrawn with replacement.
 
     It covers the choice of problems. None where every denominator is 0.
     """
     part_V2, count_V = np.unique(np.asarray(parts, dtype=np.float64), axis=0, return_counts=True)
     rng = np.random.default_rng(seed)
     sums_S2 = [
-        rng.multinomial(len(parts), count_V / len(parts), size=min(AT_ONCE, num_resamples - done)) @ part_V2
-        for done in range(0, num_resamples, AT_ONCE)
+        rng.multinomial(len(parts), count_V / len(parts), size=min(AT_ONCE, NUM_RESAMPLES - done)) @ part_V2
+        for done in range(0, NUM_RESAMPLES, AT_ONCE)
     ]
     top_S, bottom_S = np.concatenate(sums_S2).T
     known = bottom_S > 0
     if not known.any():
         return None
-    low, high = np.quantile(top_S[known] / bottom_S[known], [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(top_S[known] / bottom_S[known], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 

@@ -138,8 +138,8 @@ class ResultLog:
         if not self._found:
             return ""
         return (
-            f"{what}: {len(self._found)} of {len(self._problems)} problems taken from {self.path}, where they "
-            "were asked in the same way; delete it to play them again"
+            f"{what}: results of {len(self._found)} of {len(self._problems)} problems reused from {self.path} "
+            "(same settings); delete it to evaluate them again"
         )
 
     def add(self, summaries: Sequence[TrajectorySummary]) -> ProblemResult:

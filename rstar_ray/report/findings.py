@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rstar_ray.report.run_record import Row, RunRecord, asked_of, ends, pooled, seconds_by_phase, stage_title
+from rstar_ray.report.run_record import Row, RunRecord, ends, identity_of, pooled, seconds_by_phase, stage_title
 from rstar_ray.telemetry.registry import Metric, step_metric
 
 PHASE_NAMES = {
@@ -168,7 +168,7 @@ def headline(run: RunRecord) -> str:
 def before_after(run: RunRecord, problem_set: str = "held-out") -> list[Row]:
     """The last evaluation of each stage, in the order they were trained; each model and each protocol has its own."""
     # rows lie in order of their RL step
-    last = {(row["stage"], *asked_of(row)): row for row in run.evaluations if row["set"] == problem_set}
+    last = {(row["stage"], *identity_of(row)): row for row in run.evaluations if row["set"] == problem_set}
     return list(last.values())
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rstar_ray.algorithm.stage_end import ALL_RIGHT, NEAR, TRUNCATED, WINDOW
+from rstar_ray.algorithm.stage_end import ALL_CORRECT, NEAR, TRUNCATED, WINDOW
 from rstar_ray.report.findings import percent
 from rstar_ray.report.run_record import Row, RunRecord, pooled
 from rstar_ray.run_dir.folder import flatten
@@ -243,8 +243,10 @@ def groups_without_signal(window: Window) -> HealthCheck:
 
 def solved(window: Window) -> HealthCheck:
     now = window.mean("frac_all_correct") or 0.0
-    threshold = f"at most {percent(ALL_RIGHT, 0)} of the prompts all correct; above, the stage has little left to learn"
-    state = CheckState.WARN if now > ALL_RIGHT else CheckState.OK
+    threshold = (
+        f"at most {percent(ALL_CORRECT, 0)} of the prompts all correct; above, the stage has little left to learn"
+    )
+    state = CheckState.WARN if now > ALL_CORRECT else CheckState.OK
     return HealthCheck("Prompts all correct", state, percent(now, 0), threshold, PAPER)
 
 

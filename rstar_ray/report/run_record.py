@@ -196,19 +196,20 @@ def _newest_evaluations(rows: Sequence[Row], spans: Sequence[StageSpan]) -> list
     for row in rows:
         rl_step = _rl_step(row["stage"], row["step"], spans)
         named = {OLD_NAMES.get(name, name): value for name, value in row.items()}
-        newest[row["stage"], row["step"], *asked_of(row)] = named | {"rl_step": rl_step}
+        newest[row["stage"], row["step"], *identity_of(row)] = named | {"rl_step": rl_step}
     return sorted(newest.values(), key=lambda row: row["rl_step"])
 
 
-ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_response_tokens", "max_turns")
+IDENTIFYING = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_response_tokens", "max_turns")
 """Settings that identify an evaluation: rows that differ in any of them are listed separately."""
 
 
-def asked_of(row: Row) -> tuple[Any, ...]:
-    """Values of `ASKED`, and the digest of all other settings that may change answers (rewards, tools, chat, seed),
-    from the end of the result file's name. The step in that name is not part of the key: the last row is used."""
+def identity_of(row: Row) -> tuple[Any, ...]:
+    """Values of `IDENTIFYING`, and the digest of all other settings that may change answers (rewards, tools, chat,
+    seed), from the end of the result file's name. The step in that name is not part of the key: the last row is used.
+    """
     digest = Path(row["problems"]).stem.rpartition("-")[2]
-    return (*(row[name] for name in ASKED), digest)
+    return (*(row[name] for name in IDENTIFYING), digest)
 
 
 def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:
@@ -321,10 +322,10 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return smooth(values, max(3, len(values) // 12))
 
 
-def ends(values: Sequence[float], width: int = 5) -> tuple[float, float] | None:
-    """Means of the first and last `width` values that are not NaN (fewer, at most a third, in a short series)."""
+def ends(values: Sequence[float]) -> tuple[float, float] | None:
+    """Means of the first and last 5 values that are not NaN (fewer, at most a third, in a short series)."""
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
         return None
-    width = max(1, min(width, len(known) // 3))
+    width = max(1, min(5, len(known) // 3))
     return sum(known[:width]) / width, sum(known[-width:]) / width

@@ -134,21 +134,6 @@ def place_in_step(row: Row) -> str:
     return row["rollout_id"].removeprefix(f"{row['stage']}/{row['step']}/")
 
 
-@dataclass(frozen=True, slots=True)
-class Penalties:
-    """The penalty by which resampling weights a correct answer (arXiv:2508.20722 Eq. 4 and 5)."""
-
-    error: float
-    form: float
-
-    @staticmethod
-    def of(row: Row) -> "Penalties":
-        return Penalties(
-            error_penalty(row["num_calls"], row["num_failed"]),
-            format_penalty(row["num_answers"], max(1, len(row["turns"]))),
-        )
-
-
 def reason(row: Row, group: Sequence[Row], known: StepStatuses, rule: str) -> str:
     """One sentence: whether the rollout was kept, of how many, and by which rule."""
     place = place_in_step(row)
@@ -181,12 +166,11 @@ def _rule(row: Row, rule: str, *, right: bool, graded: bool) -> str:
         return f"{'All' if rule == 'random' else 'Wrong answers'} are drawn uniformly."
     if not right:
         return "Of the wrong answers the released rule keeps the first."
-    penalties = Penalties.of(row)
+    # The penalty by which resampling weights a correct answer (arXiv:2508.20722 Eq. 4 and 5).
+    of_errors = error_penalty(row["num_calls"], row["num_failed"])
+    of_format = format_penalty(row["num_answers"], max(1, len(row["turns"])))
     calls = f"{row['num_failed']} of {row['num_calls']} calls failed" if row["num_calls"] else "no call"
-    weighed = (
-        f"p_total = p_err {penalties.error:.2f} ({calls}) + p_format {penalties.form:.2f} = "
-        f"{penalties.error + penalties.form:.2f}"
-    )
+    weighed = f"p_total = p_err {of_errors:.2f} ({calls}) + p_format {of_format:.2f} = {of_errors + of_format:.2f}"
     how = "drawn by 1 / p_total, flawless ones first" if rule == "paper" else "the lowest p_total first"
     among = f", among those with reward {row['reward']:g}, which keep their share" if graded else ""
     return f"Right answers: {how}{among}; here {weighed}."

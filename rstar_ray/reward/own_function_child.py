@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rstar_ray.config.own_code import is_missing
-from rstar_ray.errors import ConfigError
+from rstar_ray.config.own_code import is_missing, takes_third
+from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.trajectory import Problem, Transcript
 
 PR_SET_PDEATHSIG = 1
@@ -63,11 +63,11 @@ def find_function(name: str) -> tuple[Callable[..., Any], bool]:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as absent:
         hint = "" if is_missing(module, absent) else f"install it, or fix {module}"
-        raise Unusable(_in_one_line(absent), hint) from absent
+        raise Unusable(one_line(absent), hint) from absent
     except ConfigError as refused:  # such as a Tool beside the function
         raise Unusable(f"importing {module}: {refused.field}: {refused.problem}", refused.hint) from refused
     except Exception as raised:
-        raise Unusable(f"importing {module}: {_in_one_line(raised)}", f"fix the module {module}") from raised
+        raise Unusable(f"importing {module}: {one_line(raised)}", f"fix the module {module}") from raised
     function = getattr(imported, attribute, None)
     if function is None:
         raise Unusable(f"module {module!r} has no attribute {attribute!r}", f"name a function of {imported.__file__}")
@@ -75,18 +75,11 @@ def find_function(name: str) -> tuple[Callable[..., Any], bool]:
         raise Unusable(f"{attribute} is not a function", f"name a function of {imported.__file__}")
     try:
         signature = inspect.signature(function)
-        takes_rollout = _takes_rollout(signature)
+        takes_rollout = takes_third(signature, "rollout")
         signature.bind("completion", None, *((None,) if takes_rollout else ()))
     except (TypeError, ValueError) as misfit:
         raise Unusable(f"{attribute} cannot be called with two or three arguments ({misfit})", CALLED_AS) from misfit
     return function, takes_rollout
-
-
-def _takes_rollout(signature: inspect.Signature) -> bool:
-    """A third positional argument without a default, or with the name `rollout`."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    third = [one for one in signature.parameters.values() if one.kind in positional][2:3]
-    return any(one.name == "rollout" or one.default is one.empty for one in third)
 
 
 def _questions() -> Iterator[Question]:
@@ -105,7 +98,7 @@ def _judge(function: Callable[..., Any], question: Question) -> Answer:
             value = asyncio.run(_awaited(value))
         return {"id": number} | _scored(value)
     except Exception as raised:
-        return {"id": number, "error": _in_one_line(raised)}
+        return {"id": number, "error": one_line(raised)}
 
 
 async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], None]) -> None:
@@ -121,7 +114,7 @@ async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], N
             say({"id": number} | _scored(value))
         except (Exception, asyncio.CancelledError) as raised:  # a function may cancel itself
             late = isinstance(raised, TimeoutError) and limit.expired()
-            say({"id": number, "error": f"no answer within {deadline_s:g} s" if late else _in_one_line(raised)})
+            say({"id": number, "error": f"no answer within {deadline_s:g} s" if late else one_line(raised)})
 
     def begin(question: Question) -> None:
         task = loop.create_task(judge(question))
@@ -157,11 +150,6 @@ def _scored(value: Any) -> Answer:
 def _plain(value: Any) -> float | bool | str | None:
     """Values for JSON: numbers of other types, such as numpy's, become floats."""
     return value if value is None or isinstance(value, bool | str) else float(value)
-
-
-def _in_one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1][:200] if lines else ''}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from rstar_ray.errors import first_line
+
 log = logging.getLogger(__name__)
 
 
@@ -13,6 +15,4 @@ def best_effort(what: str) -> Generator[None, None, None]:
     try:
         yield
     except Exception as failed:
-        lines = str(failed).strip().splitlines()
-        reason = f"{type(failed).__name__}: {lines[0]}" if lines else type(failed).__name__
-        log.warning("%s is skipped: %s", what, reason, exc_info=True)
+        log.warning("%s is skipped: %s", what, first_line(failed), exc_info=True)

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,15 @@ def replacing(path: Path) -> Generator[BinaryIO]:
             failed.filename = failed.filename or str(path)  # a failed write does not set it
         raise
     sync_folder(path.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Rename and remove a folder: also after a crash in between, no reader takes the rest for a checkpoint."""
+    doomed = folder if folder.name.startswith(".tmp-") else folder.with_name(f".tmp-removed-{folder.name}")
+    if doomed != folder:
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -23,7 +23,15 @@ from rstar_ray.config.tree import RENAMED
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.code_version import code_version
-from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, unwritable, write_json
+from rstar_ray.run_dir.durable import (
+    append_row,
+    read_object,
+    remove_folder,
+    sync_folder,
+    sync_tree,
+    unwritable,
+    write_json,
+)
 from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import QUARANTINED, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
 from rstar_ray.run_dir.tail import GrowingRows
@@ -217,7 +225,7 @@ class RunDir:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         if final.exists():
-            self._remove(final)
+            remove_folder(final)
         unfinished.rename(final)
         sync_folder(self.checkpoints_path)
         for journaled in self.journal_path.glob(f"{stage}-step-*"):
@@ -236,7 +244,7 @@ class RunDir:
         stage_end = read_object(marker, "step")["step"] if marker.exists() else None
         for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
             if checkpoint.step not in (stage_end, best):
-                self._remove(checkpoint.path)
+                remove_folder(checkpoint.path)
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
         """The stage's undamaged checkpoints, by file sizes, oldest first.
@@ -392,13 +400,6 @@ class RunDir:
         named = [row.get("versions", {}).get("rstar_ray") for row in self.launches(stage)]
         found = next((name for name in reversed(named) if name), "")
         return f"rstar_ray {found}" if found else "an earlier rstar_ray, which did not record its version"
-
-    def _remove(self, folder: Path) -> None:
-        """Rename and remove a folder: after a crash in between, no reader takes the rest for a checkpoint."""
-        doomed = folder.with_name(f".tmp-removed-{folder.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
 
 
 def stage_ends(run_dir: RunDir) -> dict[str, Path]:

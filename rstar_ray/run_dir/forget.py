@@ -1,12 +1,11 @@
 """Deletion of a stage's files and rows in a run directory, so that the stage can start again with other settings."""
 
 import logging
-import shutil
 from pathlib import Path
 
 from rstar_ray.agent.journal import choice_folder, evaluation_folder
 from rstar_ray.errors import ConfigError
-from rstar_ray.run_dir.durable import cut_rows, read_rows, write_json
+from rstar_ray.run_dir.durable import cut_rows, read_rows, remove_folder, write_json
 from rstar_ray.run_dir.folder import QUARANTINED, RunDir
 from rstar_ray.stages import STAGES
 
@@ -39,7 +38,10 @@ def forget(path: Path, stage: str, *, sure: bool) -> None:
         word = "removed" if sure else "would remove"
         for one in leavings:
             if sure:
-                _remove(one)
+                if one.is_dir():
+                    remove_folder(one)
+                else:
+                    one.unlink()
             log.info(f"{word} {one.relative_to(run_dir.path)}")
         for name, count in rows.items():
             if sure:
@@ -85,15 +87,3 @@ def _begun(run_dir: RunDir, stage: str) -> bool:
 
 def _rows_of(path: Path, stage: str) -> int:
     return sum(row.get("stage") == stage for row in read_rows(path))
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or folder. A folder is renamed first, so that no reader sees a part of a checkpoint."""
-    if not path.is_dir():
-        path.unlink()
-        return
-    doomed = path if path.name.startswith(".tmp-") else path.with_name(f".tmp-removed-{path.name}")
-    if doomed != path:
-        shutil.rmtree(doomed, ignore_errors=True)
-        path.rename(doomed)
-    shutil.rmtree(doomed)

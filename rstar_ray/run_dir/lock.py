@@ -24,8 +24,8 @@ def lock(file: IO[str], what: Path, in_use: Callable[[], str]) -> None:
 
 
 @contextmanager
-def written_alone(path: Path, by: str) -> Generator[None, None, None]:
-    """Lock a file against a second writer; `by` describes such a process in the message.
+def written_alone(path: Path) -> Generator[None, None, None]:
+    """Lock an evaluation's file against a second writer.
 
     Raises `ConfigError` where another process holds the lock, and where the file cannot be written.
     """
@@ -35,5 +35,5 @@ def written_alone(path: Path, by: str) -> Generator[None, None, None]:
     except OSError as refused:
         raise unwritable(path, refused) from refused
     with file:
-        lock(file, path, lambda: f"{path} is being written by {by}")
+        lock(file, path, lambda: f"{path} is being written by another evaluation with the same requests")
         yield

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from rstar_ray.config.own_code import is_missing
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.tools.spec import PYTHON, PYTHON_TOOL, ToolSpec, spec_of
 from rstar_ray.tools.tool import Tool, misfit
 
@@ -146,10 +146,9 @@ def main(entries: Sequence[str]) -> None:
             break
         except (Exception, SystemExit) as raised:
             specs.pop(entry, None)
-            said = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
             name = entry.rpartition(" ")[2]
             missing = is_missing(name.partition(":")[0], raised)
-            answer["refused"] = [name, said, "" if missing else f"fix {_file_of(name)}"]
+            answer["refused"] = [name, one_line(raised), "" if missing else f"fix {_file_of(name)}"]
             break
     sys.stdout.write("\n\0" + json.dumps(answer))
 

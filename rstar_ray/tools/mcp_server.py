@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rstar_ray.errors import ConfigError, ToolError
+from rstar_ray.errors import ConfigError, ToolError, one_line
 from rstar_ray.tools.tool import DEADLINE_S, MAX_CHARS, NAME, Tool, ToolFailed
 
 log = logging.getLogger(__name__)
@@ -291,7 +291,4 @@ def _root(error: BaseException) -> str:
     """The first error inside an exception group, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    if isinstance(error, _Lost):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
+    return str(error) if isinstance(error, _Lost) else one_line(error)

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from rstar_ray.config.machines import LEAST_PROGRAM_S, MOST_OUTPUT_CHARS, MOST_PROGRAM_S, TOOL_ROOM_S
@@ -52,7 +52,6 @@ class Tool:
     failed: Callable[[str], bool] | None = None  # whether an answer of a function or a state counts as failed
     deadline_s: float = DEADLINE_S  # of one call [s]
     max_chars: int = MAX_CHARS  # of one answer; the middle of a longer one is removed
-    where: str = field(default="", compare=False)  # its module and object
 
     def __post_init__(self) -> None:
         name = f"tool {self.name!r}"

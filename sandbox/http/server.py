@@ -16,6 +16,7 @@ from typing import Any
 
 import msgpack
 from aiohttp import web
+from prometheus_client import generate_latest
 
 from rstar_ray.errors import ConfigError, SandboxError, SandboxFull, SandboxLate
 from sandbox.http import auth, code_judge, connections
@@ -24,7 +25,7 @@ from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_from_data, result_to_data
 from sandbox.http.connections import ConnectionRoom, Site, room_for_connections
 from sandbox.http.request_bodies import Bodies
-from sandbox.http.server_metrics import PoolMetrics
+from sandbox.http.server_metrics import PoolCollector
 from sandbox.isolation import IsolationLevel
 from sandbox.limits import CEILINGS, Limits, standard_limits
 from sandbox.pool import SandboxPool
@@ -65,7 +66,7 @@ class SandboxServer:
 
     def __init__(self, pool: SandboxPool, config: ServerConfig, room: ConnectionRoom) -> None:
         self._pool = pool
-        self._metrics = PoolMetrics(pool)
+        self._metrics = PoolCollector(pool)
         self._config = config
         self._room = room
         self._names = auth.own_names(config.allow_hosts)
@@ -115,7 +116,7 @@ class SandboxServer:
         return web.json_response(code_judge.write_status(self._pool.stats()))
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=generate_latest(self._metrics), content_type="text/plain", charset="utf-8")
 
     async def _execute(self, request: web.Request) -> web.Response:
         """The native route: an ExecutionRequest in, an ExecutionResult out; the same `call_id` gets the same answer."""

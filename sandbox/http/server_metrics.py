@@ -5,7 +5,6 @@ Names and meanings are those that a run exports (`rstar_ray.telemetry.registry`)
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,15 +28,3 @@ class PoolCollector(Collector):
                 family = families[metric.exported_name] = made(metric.name, metric.help, labels=list(labels))
             family.add_metric(list(labels.values()), value)
         yield from families.values()
-
-
-class PoolMetrics:
-    """The registry of one pool."""
-
-    def __init__(self, pool: SandboxPool) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(PoolCollector(pool))
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus's exposition format."""
-        return generate_latest(self._registry)

@@ -13,14 +13,10 @@ from scheduler.planner.step_time import HOST_GATHER_GB_S
 
 FLOAT32 = BYTES["float32"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """Assumed speeds, GB/s."""
-
-    copy_gb_s: float = 5.0  # from a device to its host, pageable
-    rank_gb_s: float = 1.0  # written by one rank, its checksum included
-    all_gb_s: float = 10.0  # written by the file system for all ranks together
+# Assumed speeds, GB/s.
+COPY_GB_S = 5.0  # from a device to its host, pageable
+RANK_WRITE_GB_S = 1.0  # by one rank, its checksum included
+STORAGE_WRITE_GB_S = 10.0  # by the file system for all ranks together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +67,6 @@ def plan_checkpoint(
     checkpoint: CheckpointConfig,
     *,
     best: bool = False,
-    storage: Storage = Storage(),
-    gather_gb_s: float = HOST_GATHER_GB_S,
 ) -> CheckpointPlan:
     """Every parameter's float32 weight, and two moments of trained parameters, are divided among the ranks.
 
@@ -90,8 +84,8 @@ def plan_checkpoint(
         ranks=ranks,
         rank_gb=rank_gb,
         model_gb=model_gb,
-        blocking_s=rank_gb / storage.copy_gb_s + model_gb / gather_gb_s,
-        writing_s=max((rank_gb + model_gb) / storage.rank_gb_s, total_gb / storage.all_gb_s),
+        blocking_s=rank_gb / COPY_GB_S + model_gb / HOST_GATHER_GB_S,
+        writing_s=max((rank_gb + model_gb) / RANK_WRITE_GB_S, total_gb / STORAGE_WRITE_GB_S),
         every_steps=checkpoint.every_steps,
         keep=checkpoint.keep,
         best=best,

@@ -43,7 +43,6 @@ class Generation:
 
     decode_s: float  # until half of its seats are empty, including prefills
     tail_s: float  # until the longest rollout ends, its tools included
-    mean_running: float
 
     @property
     def total_s(self) -> float:
@@ -141,7 +140,6 @@ def generation(
     return Generation(
         decode_s=float(ran.half_empty_s + _prefill_s(model, gpu, shares, order, chosen, tensor_parallel, siblings)),
         tail_s=float(passed_s - ran.half_empty_s + _tail_tools_s(order)),
-        mean_running=float(ran.sequence_s / passed_s),
     )
 
 
@@ -182,7 +180,6 @@ class _Ran:
 
     ends_s: Sequence[float]  # of each draw's step
     half_empty_s: float  # when half of the seats became empty and stayed so
-    sequence_s: float  # over all sequences
 
 
 def _chosen(sample: Sequence[TraceRollout], rollouts: float) -> tuple[Sequence[TraceRollout], NDArray[np.int64]]:
@@ -217,7 +214,7 @@ def _run(
 
     stride = max(1.0, generated.sum() / seats / LOOKS / len(draws))
     left, context, grows, of = (np.zeros(0) for _ in range(4))
-    begun, following, passed_s, half_empty_s, sequence_s = 0, 0, 0.0, math.nan, 0.0
+    begun, following, passed_s, half_empty_s = 0, 0, 0.0, math.nan
     unfinished, ends_s = [len(draw) for draw in draws], list[float]()
     while following < len(chosen) or len(left):
         begins = min(len(draws), bisect_right(ends_s, passed_s) + 1 + ahead)
@@ -233,10 +230,9 @@ def _run(
         if math.isnan(half_empty_s) and following == len(chosen) and len(left) <= seats / 2:
             half_empty_s = passed_s
         steps = min(stride, max(1.0, float(left.min())))
-        span_s = steps * decode_step_s(
+        passed_s += steps * decode_step_s(
             model, gpu, shares, tensor_parallel, len(left), float((context + grows * steps / 2).sum())
         )
-        passed_s, sequence_s = passed_s + span_s, sequence_s + span_s * len(left)
         left, context = left - steps, context + grows * steps
         running = left > 0
         for draw in of[~running]:
@@ -244,7 +240,7 @@ def _run(
         while len(ends_s) < len(draws) and not unfinished[len(ends_s)]:
             ends_s.append(max(passed_s + tools_s, ends_s[-1] if ends_s else 0.0) + beside_s)
         left, context, grows, of = left[running], context[running], grows[running], of[running]
-    return _Ran(ends_s, passed_s if math.isnan(half_empty_s) else half_empty_s, sequence_s)
+    return _Ran(ends_s, passed_s if math.isnan(half_empty_s) else half_empty_s)
 
 
 def _prefill_s(

@@ -51,7 +51,7 @@ def agent(folder: Path, code: str, *, confined: bool = True) -> CommandAgent:
     folder.chmod(0o755)
     (folder / "agent.py").write_text(ASKS + code)
     command = f"{sys.executable} agent.py"
-    read = read_command(command, str(folder), memory_mb=512, confined=confined, option="--agent.command")
+    read = read_command(command, str(folder), memory_mb=512, confined=confined)
     return CommandAgent(read)
 
 
@@ -158,7 +158,6 @@ async def test_mini_swe_agent_runs_unmodified():
         str(MINI_SWE.parent),
         memory_mb=1_024,
         confined=True,
-        option="--agent.command",
     )
     limits = RolloutLimits(max_response_tokens=4_000, max_turns=8, max_context_tokens=8_000, max_calls_per_turn=4)
     async with host_of(CommandAgent(read)) as host:
@@ -188,7 +187,7 @@ async def test_a_command_whose_process_is_lost_is_started_again_and_loses_no_com
 @pytest.mark.parametrize("confined", [True, False])
 async def test_a_command_that_is_cancelled_again_while_it_ends_leaves_nothing_open(tmp_path: Path, confined: bool):
     tmp_path.chmod(0o755)
-    command = read_command("/bin/sleep 1000", str(tmp_path), memory_mb=512, confined=confined, option="--agent.command")
+    command = read_command("/bin/sleep 1000", str(tmp_path), memory_mb=512, confined=confined)
     started = asyncio.Event()
 
     async def run() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from actors.balancer_service import BalancerService
+from scheduler.balancer import PLACEMENT
 from scheduler.records import NeverFits, ReplicaLoad, TurnReport
 from tests.fakes import end, load, next_orders, registration
 
@@ -18,7 +19,7 @@ async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:
 
 
 async def service_of(*replicas: str, rule: str = "expected_kv", capacity: int = 1_000) -> BalancerService:
-    service = BalancerService(rule)
+    service = BalancerService(placement=replace(PLACEMENT, rule=rule))
     for name in replicas:
         await service.register(registration(name, capacity))
     return service

@@ -16,7 +16,7 @@ from rstar_ray.chat.call_syntax import SYNTAXES, WrittenCall
 from rstar_ray.chat.load_chat import load_chat, write_chat_files
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
-from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, StopReason, ToolCall, ToolResult
+from rstar_ray.trajectory import UNMODIFIED, Problem, RolloutLimits, RolloutRequest, StopReason, ToolCall, ToolResult
 from tests import derived
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
@@ -50,7 +50,7 @@ def request(number: int) -> RolloutRequest:
         problem=Problem(id="p", problem="What is 1+1?", answer="2"),
         seed=number,
         limits=RolloutLimits(max_response_tokens=700, max_turns=2, max_context_tokens=2_000, max_calls_per_turn=16),
-        sampling=MODELS_OWN,
+        sampling=UNMODIFIED,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from actors.generation.engine import Engine
 from actors.weights.buckets import WeightBucket, checksum
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import MODELS_OWN, Completion
+from rstar_ray.trajectory import UNMODIFIED, Completion
 from scheduler.cost import placement_cost
 from tests import derived
 from tests.actors.unpacked import NamedArray, pack
@@ -65,7 +65,7 @@ def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Seque
 
 async def complete(engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_tokens: int = 64) -> Completion:
     return await engine.generate(
-        prompt, request_id=f"request-{next(ids)}", max_tokens=max_tokens, seed=seed, sampling=MODELS_OWN
+        prompt, request_id=f"request-{next(ids)}", max_tokens=max_tokens, seed=seed, sampling=UNMODIFIED
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.generation.engine import Engine
-from rstar_ray.trajectory import MODELS_OWN, Completion
+from rstar_ray.trajectory import UNMODIFIED, Completion
 from tests import derived
 from tests.actors.test_engine import TOLERANCE, logprobs_of, policy, prompts, until, weights
 
@@ -20,7 +20,7 @@ ids = itertools.count()
 
 async def sample(engine: Engine, prompt: Sequence[int], salt: str, *, seed: int = 0) -> Completion:
     return await engine.generate(
-        prompt, request_id=f"r{next(ids)}", max_tokens=900, seed=seed, sampling=MODELS_OWN, cache_salt=salt
+        prompt, request_id=f"r{next(ids)}", max_tokens=900, seed=seed, sampling=UNMODIFIED, cache_salt=salt
     )
 
 

@@ -13,7 +13,7 @@ from actors.cluster.placement import in_bundle
 from actors.generation.engine import Engine
 from actors.weights.buckets import checksum
 from rstar_ray.tiny.tiny_model import make_tiny_model
-from rstar_ray.trajectory import MODELS_OWN, Completion
+from rstar_ray.trajectory import UNMODIFIED, Completion
 from tests import derived
 from tests.actors.unpacked import NamedArray, pack
 
@@ -30,9 +30,9 @@ class Replica:
         engine = Engine(derived.engine(kv_tokens=4_096, tensor_parallel=2), model)
         await engine.start()
         try:
-            before = await engine.generate(PROMPT, request_id="r", max_tokens=8, seed=0, sampling=MODELS_OWN)
+            before = await engine.generate(PROMPT, request_id="r", max_tokens=8, seed=0, sampling=UNMODIFIED)
             loaded = await engine.weights.update(1, buckets)
-            after = await engine.generate(PROMPT, request_id="s", max_tokens=8, seed=0, sampling=MODELS_OWN)
+            after = await engine.generate(PROMPT, request_id="s", max_tokens=8, seed=0, sampling=UNMODIFIED)
         finally:
             await engine.close()
         return before, after, loaded.checksum

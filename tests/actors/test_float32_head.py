@@ -11,7 +11,7 @@ import transformers
 from actors.generation.engine import Engine
 from actors.learner.policy import Policy
 from rstar_ray.algorithm.batch import TokenRow, collate
-from rstar_ray.trajectory import MODELS_OWN
+from rstar_ray.trajectory import UNMODIFIED
 from tests import derived
 from tests.actors.policies import VOCABULARY, save_policy
 
@@ -49,7 +49,7 @@ async def test_engine_and_learner_agree_on_unrounded_logits(tmp_path: Path):
     try:
         sampled = await asyncio.gather(
             *(
-                engine.generate(prompt, request_id=f"r{i}", max_tokens=40, seed=i, sampling=MODELS_OWN)
+                engine.generate(prompt, request_id=f"r{i}", max_tokens=40, seed=i, sampling=UNMODIFIED)
                 for i, prompt in enumerate(prompts)
             )
         )

@@ -18,7 +18,7 @@ from recipes.serve import ServeOptions, Server
 from rstar_ray.agent.chat_request import read_request
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import SandboxConfig
-from rstar_ray.trajectory import MODELS_OWN, Completion, Sampling
+from rstar_ray.trajectory import UNMODIFIED, Completion, Sampling
 from sandbox.pool import SandboxPool
 from tests.rstar_ray.test_token_lines import CALL, CHATS, TOOLS
 
@@ -59,7 +59,7 @@ class Script:
 async def server_of(*turns: str, family: str = "qwen3") -> AsyncGenerator[tuple[str, Script], None]:
     chat = CHATS[family]
     script = Script(chat, *turns)
-    answers = PolicyAnswers(chat, script, sampling=MODELS_OWN, max_tokens=500, context_tokens=CONTEXT)
+    answers = PolicyAnswers(chat, script, sampling=UNMODIFIED, max_tokens=500, context_tokens=CONTEXT)
     async with TestServer(Server(answers, ServeOptions(model="folder/m"), "secret").app()) as server:
         yield str(server.make_url("")).rstrip("/"), script
 

@@ -372,13 +372,13 @@ async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run)
     run.second.hold.clear()
     run.second.kill()
     await run.balancer.hears("generation/1")  # its rollouts continue elsewhere
-    assert run.replicas.there.keys() == {"generation/0"}
+    assert run.replicas.available.keys() == {"generation/0"}
     await run.replicas.publish(SECOND)  # without waiting for it
     assert run.first.calls == ["start", "serve", 1, 2]
     run.second.hold.set()
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.calls == ["start", "serve", 1, "start", 2, "serve"]
-    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+    assert run.replicas.available.keys() == {"generation/0", "generation/1"}
 
 
 async def test_a_worker_that_dies_in_a_publish_does_not_end_it(run: Run):
@@ -660,7 +660,7 @@ async def test_a_node_that_takes_many_replicas_at_once_is_not_a_row_of_losses(ru
         run.second.kill()
         for name in ("generation/0", "generation/1"):
             await run.shows(f"{name}: 1,000 KV tokens", times=2 + time)
-    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+    assert run.replicas.available.keys() == {"generation/0", "generation/1"}
 
 
 async def test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollouts(run: Run):

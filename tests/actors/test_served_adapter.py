@@ -99,9 +99,9 @@ async def test_log_probs_equal_those_of_the_merged_model_over_several_versions(e
 
 
 async def _stream(engine: Engine, prompt: list[int]) -> AsyncIterator[int]:
-    from rstar_ray.trajectory import MODELS_OWN
+    from rstar_ray.trajectory import UNMODIFIED
 
-    async for some in engine.stream(prompt, request_id="streamed", max_tokens=8, seed=0, sampling=MODELS_OWN):
+    async for some in engine.stream(prompt, request_id="streamed", max_tokens=8, seed=0, sampling=UNMODIFIED):
         for token in some:
             yield token
 

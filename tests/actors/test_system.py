@@ -168,7 +168,7 @@ async def test_an_environment_answers_rollouts_of_real_engines_and_rewards_them(
     assert answered, Counter((summary.stop_reason, summary.num_turns) for summary in summaries)
     assert all((summary.reward, summary.num_turns) == (0.5, 1) for summary in answered)
     assert all(summary.reward == 0.0 for summary in summaries if summary not in answered)
-    assert await ray.get_actor("tools/mine:Half/0").num_states.remote() == 0
+    assert (await ray.get_actor("tools/mine:Half/0").probe.remote()).lost_with_it == ""
 
 
 async def test_the_sandbox_runs_an_isolated_call(system: TrainingActors):
@@ -233,7 +233,7 @@ async def test_what_is_stopped_is_noticed_killed_and_lost_nothing_two_at_once(sy
         rollouts = asyncio.create_task(roll_out(system, f"stopped-{number}", prompts=12, siblings=16))
         worker, other = (ray.get_actor(name) for name in names)
         async with asyncio.timeout(600):
-            while (await worker.load.remote()).running == 0:
+            while (await worker.probe.remote()).work == 0:
                 await asyncio.sleep(0.01)
         sign = await worker.probe.remote()
         stopped = sign.children[:1] if number == 0 else (sign.pid,)
@@ -246,7 +246,7 @@ async def test_what_is_stopped_is_noticed_killed_and_lost_nothing_two_at_once(sy
         assert f"{name} was silent for" in lines
     assert "generation/0 was lost" in lines  # its engine was wedged, not it
     async with asyncio.timeout(600):
-        while system.replicas.there.keys() != {"generation/0", "generation/1"}:
+        while system.replicas.available.keys() != {"generation/0", "generation/1"}:
             await asyncio.sleep(0.1)
 
 
@@ -257,7 +257,7 @@ async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_wit
     pid = (await worker.probe.remote()).pid
     rollouts = asyncio.create_task(roll_out(system, "death", prompts=12, siblings=16))
     async with asyncio.timeout(600):
-        while (await worker.load.remote()).running == 0:
+        while (await worker.probe.remote()).work == 0:
             await asyncio.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     found = await asyncio.wait_for(rollouts, 600)

@@ -19,7 +19,7 @@ from actors.weights.collective import CollectiveTransfer
 from actors.weights.ipc import IpcTransfer
 from actors.weights.transfer import Publication
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import MODELS_OWN, Completion
+from rstar_ray.trajectory import UNMODIFIED, Completion
 from tests import derived
 from tests.actors import stand_in_memory
 from tests.actors.engine_line import Line
@@ -77,7 +77,7 @@ async def send(transfer: CollectiveTransfer, rank: Any, engines: list[Engine], v
 
 
 async def complete(engine: Engine, prompt: list[int], seed: int) -> Completion:
-    return await engine.generate(prompt, request_id=f"r{seed}", max_tokens=40, seed=seed, sampling=MODELS_OWN)
+    return await engine.generate(prompt, request_id=f"r{seed}", max_tokens=40, seed=seed, sampling=UNMODIFIED)
 
 
 async def test_by_ipc_each_engine_reads_its_own_ranks_memory_through_vllms_ipc_engine(engines: list[Engine], rank: Any):

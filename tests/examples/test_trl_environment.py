@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from actors.talk.policy_answers import PolicyAnswers
 from examples.trl_environment import solve
 from recipes.serve import ServeOptions, Server
-from rstar_ray.trajectory import MODELS_OWN, Problem
+from rstar_ray.trajectory import UNMODIFIED, Problem
 from tests.actors.test_policy_answers import Script
 from tests.rstar_ray.test_token_lines import CHATS
 
@@ -32,7 +32,7 @@ def guesses(*numbers: int) -> str:
 async def test_a_class_is_played_by_its_methods(turns: list[str], context: int, reward: float):
     chat = CHATS["qwen3"]
     script = Script(chat, *turns)
-    answers = PolicyAnswers(chat, script, sampling=MODELS_OWN, max_tokens=400, context_tokens=context)
+    answers = PolicyAnswers(chat, script, sampling=UNMODIFIED, max_tokens=400, context_tokens=context)
     async with TestServer(Server(answers, ServeOptions(model="policy"), "key").app()) as server:
         endpoint: Any = SimpleNamespace(base_url=str(server.make_url("/v1")), api_key="key", model="policy")
         problem = Problem(id="1", problem="Find it.", answer="", metadata={"secret": 7, "source": "made up"})

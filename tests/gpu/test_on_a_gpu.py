@@ -18,7 +18,7 @@ from actors.weights.buckets import checksum
 from actors.weights.tensors import ServedWeights, TensorBucket
 from rstar_ray.algorithm.state_bytes import rank_bytes
 from rstar_ray.config.scales import local_resources
-from rstar_ray.trajectory import MODELS_OWN, Completion
+from rstar_ray.trajectory import UNMODIFIED, Completion
 from scheduler.planner.capacity import logits_gb
 from scheduler.planner.model_shape import GB
 from tests import derived
@@ -76,7 +76,7 @@ def rank(folder: Path, engine: Engine) -> Iterator[Any]:
 
 async def complete(engine: Engine, prompt: list[int], number: int, tokens: int = 200) -> Completion:
     return await engine.generate(
-        prompt, request_id=f"gpu-{number}", max_tokens=tokens, seed=number, sampling=MODELS_OWN
+        prompt, request_id=f"gpu-{number}", max_tokens=tokens, seed=number, sampling=UNMODIFIED
     )
 
 

@@ -35,7 +35,7 @@ def test_a_ray_that_is_too_slow_to_start_is_a_line_and_any_other_fault_keeps_its
         connect.connect()
 
 
-FIX = "bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by RAY_AUTH_TOKEN_PATH"
+FIX = "copy ~/.ray/auth_token from the cluster's head (mode 600), or name the file by RAY_AUTH_TOKEN_PATH"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def none(*_: object, **__: object) -> None: ...
 
-    for name in ("check_context", "check_heads", "start_chat", "show_too_long"):
+    for name in ("check_context", "check_heads", "start_chat", "log_too_long"):
         monkeypatch.setattr(checks, name, none)
     for name in ("refuse_misfit", "refuse_unpacked"):
         monkeypatch.setattr(model_parameters, name, none)

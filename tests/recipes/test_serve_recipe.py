@@ -19,25 +19,25 @@ from actors.talk.talker import TalkConfig, server_talker
 from recipes import serve as serve_recipe
 from recipes.chat import ChatOptions, Screen, converse
 from recipes.serve import AgentAnswers, ServeOptions, Server
-from rstar_ray.agent.talk import Heard, Message, as_written
+from rstar_ray.agent.talk import Message, TalkEvent, as_written
 from rstar_ray.chat.instructions import instructions
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.loader import tool_specs
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
-from rstar_ray.trajectory import MODELS_OWN, Sampling, ToolCall, ToolResult
+from rstar_ray.trajectory import UNMODIFIED, Sampling, ToolCall, ToolResult
 
 OPTIONS = ServeOptions(model="m", allow_origin=("https://friend.example",))
 QUESTION = {"messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "search"}}
 HEARD = [
-    Heard(kind="thought", text="hm"),
-    Heard(kind="call", text="print(1)"),
-    Heard(kind="result", text="1"),
-    Heard(kind="said", text="It is "),
-    Heard(kind="said", text="1."),
-    Heard(kind="end", text="answered", prompt_tokens=5, num_tokens=7),
+    TalkEvent(kind="thought", text="hm"),
+    TalkEvent(kind="call", text="print(1)"),
+    TalkEvent(kind="result", text="1"),
+    TalkEvent(kind="said", text="It is "),
+    TalkEvent(kind="said", text="1."),
+    TalkEvent(kind="end", text="answered", prompt_tokens=5, num_tokens=7),
 ]
 
 
@@ -49,7 +49,7 @@ class FakeTalker:
 
     async def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TalkEvent]:
         self.asked.append((messages, max_tokens, sampling))
         if messages[-1]["content"] == "break":
             raise RStarError("the engine is gone")
@@ -60,7 +60,7 @@ class FakeTalker:
 @asynccontextmanager
 async def serving(fake: FakeTalker) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
     async with (
-        TestServer(Server(AgentAnswers(fake, MODELS_OWN), OPTIONS, "secret").app()) as server,
+        TestServer(Server(AgentAnswers(fake, UNMODIFIED), OPTIONS, "secret").app()) as server,
         aiohttp.ClientSession() as session,
     ):
         yield session, str(server.make_url("/v1"))

@@ -141,8 +141,8 @@ async def test_a_choice_that_was_killed_continues_with_the_problems_that_are_mis
     assert rest.problems == {problem.id for problem in PROBLEMS} - finished
     assert [one for one in whole.asked if one.problem.id in rest.problems] == rest.asked  # seeds too
     assert logged == [
-        f"stage3: choosing the hard set: {len(finished)} of 12 problems taken from {log}, where they were asked in the "
-        "same way; delete it to play them again",
+        f"stage3: choosing the hard set: results of {len(finished)} of 12 problems reused from {log} (same settings); "
+        "delete it to evaluate them again",
         f"stage3: {len(hard)} of 12 problems are not solved in 8 of 8 rollouts",
     ]
     assert sorted(row["id"] for row in read_rows(log)) == sorted(problem.id for problem in PROBLEMS)

@@ -150,6 +150,9 @@ def shortest(candidates, algorithm, rng):
 def flagged(rewards, algorithm, inverted=False):
     return [-reward if inverted else reward for reward in rewards]
 
+def wrapped(*given):
+    return flagged(*given)
+
 def detached(tokens, algorithm):
     return -(tokens.logprobs_N * tokens.advantages_N).detach()
 
@@ -341,8 +344,11 @@ def test_a_resampling_rule_may_read_all_of_a_summary(folder: str, request: pytes
     assert kept_indices(group, algorithm, np.random.default_rng(0), folder) == [1, 2]
 
 
-def test_a_third_parameter_with_a_default_is_not_given_the_summaries(folder: str, request: pytest.FixtureRequest):
-    algorithm = AlgorithmConfig(advantage=f"{module(request.node.name)}:flagged")
+@pytest.mark.parametrize("name", ["flagged", "wrapped"])
+def test_a_third_parameter_with_a_default_is_not_given_the_summaries(
+    name: str, folder: str, request: pytest.FixtureRequest
+):
+    algorithm = AlgorithmConfig(advantage=f"{module(request.node.name)}:{name}")
     check_rules(algorithm, folder)
     assert advantages([1.0, 0.0], algorithm, folder, [summary(), summary()]) == [1.0, 0.0]
 

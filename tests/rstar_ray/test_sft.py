@@ -9,6 +9,7 @@ import pytest
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig, SftConfig
+from rstar_ray.data import sft_plan
 from rstar_ray.data.conversation import Conversation, conversation
 from rstar_ray.data.sft import encode
 from rstar_ray.data.sft_plan import ChatSource, plan_sft, refuse_many_epochs
@@ -161,14 +162,15 @@ def test_what_a_template_refuses_is_a_reason():
     chat = family_chat("llama3.1")
     calls = MESSAGES[1]["tool_calls"] * 2
     problem = problem_of(chat, [MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": calls}])
-    assert problem == "the chat template refuses message 2: This model only supports single tool-calls at once!"
+    refused = "TemplateError: This model only supports single tool-calls at once!"
+    assert problem == f"the chat template refuses message 2: {refused}"
 
 
 # ---------------------------------------------------------------- files
 
 
-def plan(path: Path, *, max_left_out: float = 0.5, max_tokens: int = 2_000, **more: Any) -> Any:
-    return plan_sft(path, ChatSource(None), max_tokens=max_tokens, max_left_out=max_left_out, **more)
+def plan(path: Path, *, max_left_out: float = 0.5, max_tokens: int = 2_000) -> Any:
+    return plan_sft(path, ChatSource(None), max_tokens=max_tokens, max_left_out=max_left_out)
 
 
 def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path, chat: TokenizerChat):
@@ -219,11 +221,12 @@ def test_more_than_a_share_left_out_is_refused_with_the_commonest_reason(tmp_pat
         plan(path, max_left_out=1.0, max_tokens=5)
 
 
-def test_a_file_far_from_fitting_is_refused_before_its_end(tmp_path: Path):
+def test_a_file_far_from_fitting_is_refused_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sft_plan, "MAX_PROCESSES", 1)
     path = tmp_path / "rows.jsonl"
     path.write_text('{"x": 1}\n' * 3_000)
     with pytest.raises(ConfigError, match="of the first 1024 conversations"):
-        plan(path, num_processes=1)
+        plan(path)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])

@@ -11,7 +11,7 @@ LONG_AFTER = 10 * SETTLED_AFTER
 
 
 def signs(count: int, *, reward: float = 0.5, cut: float = 0.1, right: float = 0.2) -> list[StepSigns]:
-    return [StepSigns(reward_mean=reward, share_truncated=cut, share_all_right=right) for _ in range(count)]
+    return [StepSigns(reward_mean=reward, frac_truncated=cut, frac_all_correct=right) for _ in range(count)]
 
 
 def rising(count: int, *, start: float, end: float) -> list[StepSigns]:
@@ -89,3 +89,9 @@ def test_stage_2_ends_once_over_70_percent_of_the_problems_are_all_right():
     assert solved(signs(WINDOW, right=0.69)) == ""
     assert solved(signs(WINDOW - 1, right=1.0)) == ""
     assert solved([*signs(30), *signs(WINDOW, right=0.71)]).startswith("71 % of the problems are all right")
+
+
+def test_progress_that_was_saved_under_earlier_names_of_its_metrics_is_read():
+    saved = StageProgress(signs=tuple(signs(1))).as_json()
+    saved["signs"] = [{"reward_mean": 0.5, "share_truncated": 0.1, "share_all_right": 0.2}]
+    assert StageProgress.from_json(saved).signs == tuple(signs(1))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.agent.talk import Heard, TalkLimits, talk
+from rstar_ray.agent.talk import TalkEvent, TalkLimits, talk
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
@@ -39,14 +39,14 @@ async def run(call: ToolCall) -> ToolResult:
     return ToolResult(outcome=Outcome.OK, text="42")
 
 
-async def heard_in(chat: TokenizerChat, script: Script, **limits: int) -> list[Heard]:
+async def heard_in(chat: TokenizerChat, script: Script, **limits: int) -> list[TalkEvent]:
     chosen = TalkLimits(
         **{"max_tokens": 500, "max_turns": 4, "max_calls_per_turn": 4, "context_tokens": 1_000, **limits}
     )
     return [one async for one in talk(QUESTION, chat=chat, stream=script, execute=run, limits=chosen)]
 
 
-def text_of(heard: list[Heard], kind: str) -> str:
+def text_of(heard: list[TalkEvent], kind: str) -> str:
     return "".join(one.text for one in heard if one.kind == kind)
 
 

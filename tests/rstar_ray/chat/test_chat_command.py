@@ -51,11 +51,12 @@ def test_a_template_that_lacks_something_is_reported(
     [
         (
             EACH + "<|im_start|>{{ m.role }}\\n{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>\\n" + OPENS,
-            "error: --chat.template: it takes what is said only in parts. Hint: give one that takes text\n",
+            "error: --chat.template: it accepts message content only as a list of parts. "
+            "Hint: give one that takes text\n",
         ),
         (
             EACH + "{% if m.role == 'user' %}{{ m.content }}{% endif %}" + TURN + OPENS,
-            "error: --chat.template: it writes what the user says more than once. Hint: give another\n",
+            "error: --chat.template: it writes the user's message more than once. Hint: give another\n",
         ),
         (
             EACH + "{% for c in m.tool_calls or [] %}DO\\n{{ c.function.name }} {{ c.function.arguments.code }} END"

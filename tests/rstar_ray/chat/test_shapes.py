@@ -45,8 +45,8 @@ def as_one_text(chat: TokenizerChat, text: str) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "syntax", "said"),
     [
-        ("mistral", "mistral", ["tools             shown by the template", "note: the template wants ids"]),
-        ("mistral-args", "mistral", ["system text       in a separate turn", "note: the template wants ids"]),
+        ("mistral", "mistral", ["tools             shown by the template", "note: the template requires call ids"]),
+        ("mistral-args", "mistral", ["system text       in a separate turn", "note: the template requires call ids"]),
         ("llama-2", "hermes", ["results           in a message of the user", "a turn ends       ' </s>'"]),
         ("phi-4", "hermes", ["a turn begins     '<|assistant|>'", "tools             described in the system text"]),
         ("gemma-3", "hermes", ["a turn ends       '<end_of_turn>'"]),

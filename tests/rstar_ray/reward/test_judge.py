@@ -130,6 +130,7 @@ async def slowly(completion, problem): return 1
 def four(completion, problem, rollout, more): return 1
 def one(completion): return 1
 def weighted(completion, problem, weight=0.5): return weight
+def wrapped(*args): return weighted(*args)
 def length(completion, problem, rollout):
     first, last = rollout.turns
     assert (first.completion, first.calls[0].code, str(first.results[0].outcome)) == ("a", "1", "error")
@@ -183,7 +184,7 @@ async def test_an_own_function_is_asked_in_a_separate_process_and_killed_with_al
     assert await ask("no", one) == Judgement(0.0)
     assert await ask("far", one) == Judgement(-12.5)
     for said, complaint in [
-        ("raise", "--reward.name mine:reward: ValueError: really"),
+        ("raise", "--reward.name mine:reward: ValueError: no such thing really"),
         ("die", "ended without an answer"),
         ("none", "gave None, not a finite number"),
         ("text", "gave 'much', not a finite number"),
@@ -313,10 +314,11 @@ async def test_one_that_hangs_or_ends_the_process_costs_no_other_its_reward(
 
 async def test_a_row_names_a_function_that_the_settings_name_too(tmp_path: Path, own: Own):
     (tmp_path / "mine.py").write_text(OWN)
-    config = RewardConfig(functions=("mine:weighted", "mine:slowly"))
+    config = RewardConfig(functions=("mine:weighted", "mine:slowly", "mine:wrapped"))
     judge = own(functions=config.functions)
-    rows = [replace(problem("7"), reward=reward) for reward in ("", "mine:weighted", "mine:slowly", "exact")]
-    assert [(await judge(answer("7"), row)).reward for row in rows] == [1.0, 0.5, 1.0, 1.0]
+    names = ("", "mine:weighted", "mine:wrapped", "mine:slowly", "exact")
+    rows = [replace(problem("7"), reward=reward) for reward in names]
+    assert [(await judge(answer("7"), row)).reward for row in rows] == [1.0, 0.5, 0.5, 1.0, 1.0]
     refuse_truths(rows, config, "--data.train set.jsonl")
     with pytest.raises(
         ConfigError, match=r"set.jsonl, problem 'p': its reward 'mine:reward' is not among --reward.fun"
