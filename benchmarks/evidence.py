@@ -273,7 +273,8 @@ def cell(values: Sequence[float | None], show: Callable[[float], str]) -> str:
 def rows_of(part: Part, rows: Sequence[Row], others: Sequence[Row] = ()) -> Iterator[list[str]]:
     """The table's rows; the arms of a seed are compared with its first one, or with `others` by seed."""
     of = {(row["arm"], row["seed"]): row for row in rows}
-    base = {row["seed"]: row for row in others or [row for row in rows if row["arm"] == part.arms[0].name]}
+    firsts = [row for row in rows if row["arm"] == part.arms[0].name]
+    base = {row["seed"]: row for row in (others if any(part.compared_with) else firsts)}
     for arm in part.arms:
         own = [row for (name, _), row in sorted(of.items()) if name == arm.name]
         if not own:

@@ -4,8 +4,14 @@ MOST_CHARS = 300
 
 
 def one_line(error: BaseException) -> str:
-    """Type and message, on one line and cut to `MOST_CHARS`; the type alone where there is no message."""
-    return _typed(error, " ".join(str(error).split())[:MOST_CHARS])
+    """Type and message on one line; the type alone where there is no message.
+
+    Of a message above `MOST_CHARS` the middle is cut out: a traceback names the cause at its end.
+    """
+    text = " ".join(str(error).split())
+    if len(text) > MOST_CHARS:
+        text = f"{text[: MOST_CHARS // 3]} ... {text[-MOST_CHARS * 2 // 3 :]}"
+    return _typed(error, text)
 
 
 def first_line(error: BaseException) -> str:

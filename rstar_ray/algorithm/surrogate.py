@@ -109,7 +109,8 @@ def gspo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
     of_row_N = row_sums(log_ratio_N, tokens.rows_N) / row_sums(torch.ones_like(log_ratio_N), tokens.rows_N)
-    of_token_N = of_row_N.detach() + tokens.logprobs_N - tokens.logprobs_N.detach()
+    zero_N = tokens.logprobs_N - tokens.logprobs_N.detach()  # exactly, so that a row's ratios are equal bit for bit
+    of_token_N = of_row_N.detach() + zero_N
     return clipped(replace(tokens, logprobs_N=of_token_N, old_logprobs_N=torch.zeros_like(of_row_N)), algorithm)
 
 

@@ -311,7 +311,9 @@ def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: StageS
     """Add a hint to each problem."""
     if not problems:
         return ()
-    advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no three changes help; use a smaller model"
+    advice = (
+        ", or ".join(remedies(model, gpu, stage, pools)) or "no three options help, nor two changes with other GPUs"
+    )
     return tuple(f"{problem}: {advice}" for problem in problems)
 
 
@@ -435,7 +437,7 @@ def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> li
     kinds = OPTIONS + HARDWARE
     for count, allowed in ((1, OPTIONS), (2, OPTIONS), (3, OPTIONS), (1, kinds), (2, kinds)):
         found: dict[tuple[str, ...], str] = {}
-        for changed, words, other_gpu, other in _combined(model, gpu, pools, allowed, count):
+        for changed, words, other_gpu, other in _combined(model, gpu, stage, pools, allowed, count):
             if changed not in found and not lacks(model, other_gpu, stage, other):
                 found[changed] = words
         if found:
@@ -444,21 +446,21 @@ def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> li
 
 
 def _combined(
-    model: ModelShape, gpu: Gpu, pools: Pools, kinds: Sequence[str], count: int
+    model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools, kinds: Sequence[str], count: int
 ) -> Iterator[tuple[tuple[str, ...], str, Gpu, Pools]]:
     """Each `count` changes of different kinds as (kinds, text, GPU, pools)."""
-    for kind, change, other_gpu, other in _changes(model, gpu, pools):
+    for kind, change, other_gpu, other in _changes(model, gpu, stage, pools):
         if kind not in kinds:
             continue
         if count == 1:
             yield (kind,), change, other_gpu, other
             continue
         later = kinds[kinds.index(kind) + 1 :]
-        for others, more, last_gpu, last in _combined(model, other_gpu, other, later, count - 1):
+        for others, more, last_gpu, last in _combined(model, other_gpu, stage, other, later, count - 1):
             yield (kind, *others), f"{change}{' and ' if count == 2 else ', '}{more}", last_gpu, last
 
 
-def _changes(model: ModelShape, gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
+def _changes(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
     """Each change as (kind, text, result); within a kind the smallest change first."""
     gpus = pools.engine_gpus if pools.colocated else pools.engine_gpus + pools.learner_gpus
     for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
@@ -472,7 +474,7 @@ def _changes(model: ModelShape, gpu: Gpu, pools: Pools) -> Iterator[tuple[str, s
             words = "--engine.sleep" + (f" with --engine.gpu-memory-share {share:g}" if share else "") + " (NVIDIA)"
             yield "sleep", words, gpu, pools.with_engine(sleep=True, **given)
     tokens = pools.learner.micro_batch_tokens // 2
-    while tokens >= LEAST_MICRO_BATCH_TOKENS:
+    while tokens >= max(LEAST_MICRO_BATCH_TOKENS, longest_tokens(stage)):  # a row is not split
         words = f"--learner.micro-batch-tokens {tokens} instead of {pools.learner.micro_batch_tokens}"
         yield "micro", words, gpu, pools.with_learner(micro_batch_tokens=tokens)
         tokens //= 2
