@@ -37,13 +37,13 @@ SIMPLE = ["least_requests", "least_sessions"]
 
 
 PARTS: dict[str, list[tuple[object, str, Any]]] = {
-    "alikeness of siblings": [(estimate, "ALIKENESS", np.array([0.0])), (estimate, "FIRST_ALIKENESS", 0.0)],
+    "similarity of siblings": [(estimate, "ALIKENESS", np.array([0.0])), (estimate, "FIRST_ALIKENESS", 0.0)],
     "ages of running rollouts": [(estimate.LengthEstimate, "survive", lambda self, rows, ages: None)],
     "probes": [(expected_kv, "PROBES", 0)],
     "longest group first": [(expected_kv.AdmissionOrder, "_expected", lambda self, group: 0.0)],
     "moves": [(expected_kv.Moves, "decide", lambda self: [])],
     "moves away from an overflow": [(expected_kv.Moves, "_relief", lambda self, rollout, source: None)],
-    "sending some back to wait": [(expected_kv.Moves, "_sent_to_wait", lambda self, source: [])],
+    "waiting again": [(expected_kv.Moves, "_sent_to_wait", lambda self, source: [])],
     "risk by costs": [(caution.Caution, "weigh", lambda self, *given, **named: None)],
     "room by a cached prompt": [(room, "PROMPT_WORTH", 1)],
 }

@@ -501,8 +501,8 @@ def rule_line(placement: PoolPlan, times: Mapping[str, RuleTimes]) -> str:
     each = ", ".join(f"{rule} {one.first_s:.0f} and {one.later_s:.0f} s" for rule, one in times.items())
     return (
         f"{placement.name}, generation in a first and a later step (simulated, with --staleness 0): {each}:"
-        f" --balancer.rule {recommended_rule(times)} is recommended. With a staleness keep the default rule: where"
-        " draws overlap, a simple rule recomputes contexts."
+        f" --balancer.rule {recommended_rule(times)} is recommended. With a staleness the default rule is"
+        " faster on most traces: where draws overlap, a simple rule recomputes contexts."
     )
 
 
