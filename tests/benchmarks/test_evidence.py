@@ -181,8 +181,7 @@ def test_the_rows_of_the_docs_are_of_the_present_plan(made_up: list[list[str]], 
     rows = (evidence.REPOSITORY / "docs" / "evidence.jsonl").read_text()
     (tmp_path / "results.jsonl").write_text(rows)
     assert "rejection sampling" in experiment(EvidenceConfig(run_dir=tmp_path, parts=("C",), seeds=1)).read_text()
-    trained = [command for command in made_up if command[0].startswith("recipes/stage")]
-    assert all("evidence_rules:coin" in command for command in trained), "its function has changed since"
+    assert not made_up
 
 
 def test_columns_that_need_the_true_reward_are_empty_for_the_random_one():
