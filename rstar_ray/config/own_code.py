@@ -38,7 +38,7 @@ def is_missing(module: str, failed: BaseException) -> bool:
 def takes_third(signature: Signature, name: str) -> bool:
     """Whether a user's function receives its third argument, which is optional.
 
-    It does if its third positional parameter has no default or this name. `*args` is no third parameter: it may be that
+    It does if its third positional parameter has no default or this name. `*args` does not count as one: it may be that
     of a wrapper around a function with two.
     """
     parameters = signature.parameters.values()
