@@ -101,7 +101,7 @@ def experiment(config: EvidenceConfig) -> Path:
 
 
 def plan_of(part: Part, arm: Arm, seed: int) -> Row:
-    """The settings of an arm as JSON values, with digests of its own rules and problems."""
+    """The settings of an arm as JSON values, with digests of its rules and problems."""
     own = any(RULES.stem in options for _, options in arm.stages)
     problems = [*training_problems(seed, prefixes=arm.prefixes), *heldout_problems()] if part.composed else []
     return {

@@ -167,12 +167,11 @@ def test_an_engine_over_several_gpus_shares_none():
         assert "tensor-parallel" not in change or "separated" in change
 
 
-def test_three_options_are_suggested_before_other_gpus():
+def test_options_are_suggested_before_other_gpus_also_where_it_takes_three():
     large = {"parameters": 72.7e9, "layers": 80, "hidden": 8_192, "intermediate": 29_568, "heads": 64, "kv_heads": 8}
     model, asked = replace(QWEN25_7B, **large), PlanConfig(gpus=64, gpu_memory_gb=80.0)
-    change = remedies(model, asked.planned_gpu(), asked.shape(), shared(64))[0]
-    options = "--engine.tensor-parallel 4 instead of 1, --learner.micro-batch-tokens 10240 instead of 20480"
-    assert change == f"{options} and separated pools"
+    changes = remedies(model, asked.planned_gpu(), asked.shape(), shared(64))
+    assert changes and not any("GPUs" in change for change in changes)
 
 
 def of_update(**changes: object):
