@@ -143,11 +143,11 @@ def activations_gb(
     return (kept + layer + gathered) / GB + logits_gb(model.vocabulary, micro_batch_tokens, chunk_tokens)
 
 
-def update_gb(model: ModelShape, learner: LearnerConfig) -> float:
-    """Activations of a learner rank in an update."""
+def update_gb(model: ModelShape, learner: LearnerConfig, longest: int) -> float:
+    """Activations of a learner rank in an update with rollouts of up to `longest` tokens, which are not split."""
     return activations_gb(
         model,
-        learner.micro_batch_tokens,
+        max(learner.micro_batch_tokens, longest),
         checkpointing=learner.activation_checkpointing,
         chunk_tokens=learner.logprob_chunk_tokens,
     )
@@ -177,7 +177,8 @@ def pools_of(config: RunConfig, *, engine_gpus: int, learner_gpus: int, colocate
 
 def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan:
     """Memory, KV and times of one step, which generates `rollouts` and trains on a share of them (GRPO-RoC)."""
-    kv_tokens, sample = kv_tokens_of(model, gpu, pools), _sample(stage)
+    longest, sample = longest_tokens(stage), _sample(stage)
+    kv_tokens = kv_tokens_of(model, gpu, pools, longest)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
     least, expected, most = (
@@ -188,7 +189,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
         name="colocated" if pools.colocated else "separated",
         engine_gpus=pools.engine_gpus,
         learner_gpus=pools.learner_gpus,
-        memory=engine_memory(model, gpu, pools),
+        memory=engine_memory(model, gpu, pools, longest),
         kv_tokens_per_replica=kv_tokens,
         in_flight=min(rollouts, int(_replicas(pools) * kv_tokens / (mean_prompt + mean_response / 2))),
         tools_s=sum(turn.tool_seconds for rollout in sample for turn in rollout.turns) / len(sample),
@@ -197,7 +198,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
         most_s=most.total_s,
         problems=_advised(lacks(model, gpu, stage, pools), model, gpu, stage, pools),
         weight_way=way_of(pools),
-        awake_share=awake(model, gpu, pools).memory_share if pools.sleeps else 0.0,
+        awake_share=awake(model, gpu, pools, longest).memory_share if pools.sleeps else 0.0,
     )
 
 
@@ -206,13 +207,14 @@ def step_time(
 ) -> StepTime:
     """The time of one step with these shares of the GPU's peak performance."""
     sample, learner, replicas = _sample(stage), pools.learner, _replicas(pools)
+    longest = longest_tokens(stage)
     generated = generation(
         model,
         gpu,
         shares,
         sample,
         rollouts=rollouts / replicas,
-        kv_tokens=max(kv_tokens_of(model, gpu, pools), longest_tokens(stage)),
+        kv_tokens=max(kv_tokens_of(model, gpu, pools, longest), longest),
         max_running=pools.engine.max_running,
         tensor_parallel=pools.tensor_parallel,
         siblings=pools.algorithm.num_rollouts,
@@ -246,14 +248,14 @@ def stale_steps(
     steps only fill the tail. On separate GPUs engines decode beside the learner and the head. Engines that sleep allow
     no staleness: the times are of `awake` engines, if these fit.
     """
-    found = {0: synchronous.total_s}
+    found, longest = {0: synchronous.total_s}, longest_tokens(stage)
     if pools.sleeps:
-        pools = awake(model, gpu, pools)
+        pools = awake(model, gpu, pools, longest)
         if lacks(model, gpu, stage, pools):
             return found
         synchronous = step_time(model, gpu, EXPECTED, pools, stage=stage, rollouts=rollouts)
     replicas, shares, parallel = _replicas(pools), EXPECTED, pools.tensor_parallel
-    kv_tokens = max(kv_tokens_of(model, gpu, pools), longest_tokens(stage))
+    kv_tokens = max(kv_tokens_of(model, gpu, pools, longest), longest)
     update_s = synchronous.learning.total_s + synchronous.publish_s + synchronous.host_s
     for staleness in STALENESS[1:]:
         spent_s = overlapped_generation_s(
@@ -273,9 +275,9 @@ def stale_steps(
     return found
 
 
-def awake(model: ModelShape, gpu: Gpu, pools: Pools) -> Pools:
+def awake(model: ModelShape, gpu: Gpu, pools: Pools, longest: int) -> Pools:
     """The engines without sleep mode, each with its share of memory, or with all that is free beside an update."""
-    free = 1 - gpu.runtime_share - learner_gb(model, pools) / gpu.memory_gb
+    free = 1 - gpu.runtime_share - learner_gb(model, pools, longest) / gpu.memory_gb
     share = max(0.01, math.floor(100 * free - 1e-9) / 100)  # lower ones are refused as settings
     share = min(share, pools.memory_share or share)
     return replace(pools.with_engine(sleep=False, gpu_memory_share=share), takes_rest=False)
@@ -357,9 +359,9 @@ def buckets_gb(model: ModelShape, pools: Pools) -> float:
     return _held(model, pools).bucket / GB
 
 
-def learner_gb(model: ModelShape, pools: Pools) -> float:
+def learner_gb(model: ModelShape, pools: Pools, longest: int) -> float:
     """Memory of a learner rank in an update."""
-    return trained_gb(model, pools) + buckets_gb(model, pools) + update_gb(model, pools.learner)
+    return trained_gb(model, pools) + buckets_gb(model, pools) + update_gb(model, pools.learner, longest)
 
 
 def adapter_parameters(model: ModelShape, rank: int) -> float:
@@ -374,10 +376,10 @@ def adapters_gb(model: ModelShape, rank: int) -> float:
     return adapter_parameters(model, rank) * BYTES["bfloat16"] / GB
 
 
-def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
+def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools, longest: int) -> Memory:
     """Memory of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
-    activations = update_gb(model, pools.learner) if pools.colocated else 0.0
+    activations = update_gb(model, pools.learner, longest) if pools.colocated else 0.0
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
     adapters = adapters_gb(model, pools.learner.lora_rank) if pools.learner.lora_rank else 0.0
     weights = (model.weights_gb + adapters) / pools.tensor_parallel
@@ -399,9 +401,9 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     )
 
 
-def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
+def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools, longest: int) -> int:
     """KV capacity of one replica, in whole blocks."""
-    kv_gb, block = engine_memory(model, gpu, pools).kv, pools.engine.block_size
+    kv_gb, block = engine_memory(model, gpu, pools, longest).kv, pools.engine.block_size
     tokens = max(0, int(kv_gb * GB / model.kv_bytes_of_gpu(pools.tensor_parallel) + 1e-6))
     return tokens // block * block
 
@@ -411,15 +413,15 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
     problems: list[str] = []
     if pools.colocated and pools.tensor_parallel > 1:  # as RunConfig refuses it
         problems.append(f"an engine over {pools.tensor_parallel} GPUs needs them whole, and shares none with a learner")
-    kv_tokens = kv_tokens_of(model, gpu, pools)
     longest, context, block = longest_tokens(stage), pools.engine.max_context_tokens, pools.engine.block_size
+    kv_tokens = kv_tokens_of(model, gpu, pools, longest)
     if kv_tokens < max(longest + block, context):  # vLLM reserves a block, and does not start with less than a context
-        kv_gb = engine_memory(model, gpu, pools).kv
+        kv_gb = engine_memory(model, gpu, pools, longest).kv
         problems.append(
             f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {max(longest, context)}, and "
             f"vLLM reserves one block ({block} tokens)"
         )
-    learner = learner_gb(model, pools)
+    learner = learner_gb(model, pools, longest)
     runtime = gpu.memory_gb * gpu.runtime_share
     beside = trained_gb(model, pools) if pools.sleeps else learner  # what the learner holds beside a running engine
     if learner + runtime > gpu.memory_gb:

@@ -116,7 +116,7 @@ def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
         for kind in (sorted(held[-1]) if held else ())
         if kind != "learner_device"
     ]
-    planned = learner_gb(model, _pools(config))
+    planned = learner_gb(model, _pools(config), config.engine.max_context_tokens)
     device = max((row.get("learner_device", 0) for row in held), default=0) / GB
     if config.learner.gpus_per_rank:
         wrong = not 0 < device < MEMORY_FACTOR * planned

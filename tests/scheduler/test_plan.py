@@ -24,6 +24,7 @@ from scheduler.planner.capacity import (
     engine_memory,
     kv_tokens_of,
     lacks,
+    longest_tokens,
     plan_pools,
     pools_of,
     recommended,
@@ -44,6 +45,8 @@ CONFIG_14B = {
     "intermediate_size": 17_408, "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8,
     "head_dim": 128, "vocab_size": 151_936,
 }  # fmt: skip
+
+LONGEST = longest_tokens(STAGES["stage1"])
 
 
 def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int = 1):
@@ -69,11 +72,20 @@ def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_to
     assert not placement.problems
 
 
+def test_an_update_has_room_for_a_rollout_longer_than_a_micro_batch():
+    """A rollout is not split over micro batches."""
+    gpu, tokens = Gpu(memory_gb=192.0), (4_096, LONGEST, LONGEST + 4_096)
+    one, two, three = (
+        engine_memory(QWEN3_14B, gpu, shared(64).with_learner(micro_batch_tokens=each), LONGEST) for each in tokens
+    )
+    assert one.activations == two.activations < three.activations
+
+
 def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_weights():
     pools, gpu, stage = shared(64), Gpu(memory_gb=192.0), STAGES["stage1"]
-    whole, half = (engine_memory(QWEN3_14B, gpu, one) for one in (pools, with_share(pools, 0.5)))
+    whole, half = (engine_memory(QWEN3_14B, gpu, one, LONGEST) for one in (pools, with_share(pools, 0.5)))
     assert half.kv == pytest.approx(0.5 * 192 - 29.6 - ENGINE_OWN_GB) and half.kv < whole.kv
-    assert engine_memory(QWEN3_14B, gpu, with_share(pools, 0.95)).kv == whole.kv
+    assert engine_memory(QWEN3_14B, gpu, with_share(pools, 0.95), LONGEST).kv == whole.kv
     (problem,) = lacks(QWEN3_14B, gpu, stage, with_share(pools, 0.95))
     assert problem.startswith("an engine's share of 0.95 is 182.4 GB, and beside a learner rank ")
     offered = remedies(QWEN3_14B, gpu, stage, with_share(pools, 0.95))
@@ -135,8 +147,8 @@ QWEN25_7B = ModelShape(
 
 def test_more_gpus_than_kv_heads_hold_copies_of_the_heads():
     gpu, many = Gpu(), replace(QWEN25_7B, heads=32)  # can be split over 8
-    four, eight = (engine_memory(many, gpu, shared(8, parallel)).kv for parallel in (4, 8))
-    tokens = [kv_tokens_of(many, gpu, shared(8, parallel)) for parallel in (4, 8)]
+    four, eight = (engine_memory(many, gpu, shared(8, parallel), LONGEST).kv for parallel in (4, 8))
+    tokens = [kv_tokens_of(many, gpu, shared(8, parallel), LONGEST) for parallel in (4, 8)]
     assert tokens[1] / tokens[0] == pytest.approx(eight / four, rel=1e-4)  # not twice as many
     costs = [engine_cost(many, gpu, EXPECTED, parallel).per_context_s for parallel in (2, 4, 8)]
     assert costs[0] == 2 * costs[1] and costs[2] == costs[1]
@@ -147,7 +159,7 @@ def test_more_gpus_than_kv_heads_hold_copies_of_the_heads():
 def test_only_splits_that_vllm_accepts_are_planned():
     assert [size for size in range(1, 9) if QWEN25_7B.splits(size)] == [1, 2, 4]
     assert [size for size in range(1, 13) if replace(QWEN25_7B, heads=48).splits(size)] == [1, 2, 4, 8, 12]
-    gpu, stage = Gpu(memory_gb=24.0), STAGES["stage1"]
+    gpu, stage = Gpu(memory_gb=32.0), STAGES["stage1"]
     pools = apart(shared(64).with_learner(offload=True, micro_batch_tokens=2_048), 8, 56)
     odd, even = (remedies(replace(QWEN25_7B, heads=heads, parameters=65e9), gpu, stage, pools) for heads in (28, 32))
     eight = "--engine.tensor-parallel 8 instead of 1"
@@ -224,6 +236,16 @@ def test_engines_that_sleep_have_the_room_of_an_update():
     assert one.memory.total <= 80 < one.memory.total + activations_gb(model, asleep.micro_batch_tokens)
 
 
+def test_a_rollout_of_the_whole_cache_does_not_fit():
+    """vLLM reserves a block."""
+    gpu, pools = Gpu(memory_gb=192.0), shared(64).with_engine(kv_tokens=20_480, max_context_tokens=16_384)
+    fits = replace(STAGES["stage1"], max_response_tokens=20_480 - 2_048)
+    longer = replace(fits, max_response_tokens=fits.max_response_tokens + 1)
+    assert not lacks(QWEN3_14B, gpu, fits, pools)
+    (problem,) = lacks(QWEN3_14B, gpu, longer, pools)
+    assert "20512 tokens; one rollout may need 20481, and vLLM reserves one block (32 tokens)" in problem
+
+
 def test_an_engine_without_room_for_its_longest_context_does_not_fit():
     """vLLM does not start with less."""
     config = replace(of_scale("gpu-8"), sleep=False, gpu_memory_share=0.45)
@@ -296,7 +318,7 @@ def test_rollouts_of_later_steps_shorten_a_step_of_engines_and_learners_that_tak
     assert turns[0] / turns[1] < 1.5 and recommended(turns) > 0
     sleeping = shared(64).with_engine(sleep=True)
     asleep = stale_steps(QWEN3_14B, gpu, sleeping, placement.expected, stage=stage, rollouts=16_384)
-    beside = awake(QWEN3_14B, gpu, sleeping)  # a staleness excludes sleep
+    beside = awake(QWEN3_14B, gpu, sleeping, LONGEST)  # a staleness excludes sleep
     assert asleep == stale_steps(QWEN3_14B, gpu, beside, placement.expected, stage=stage, rollouts=16_384)
     small = Gpu(memory_gb=60.0)
     assert lacks(QWEN3_14B, small, stage, sleeping.with_engine(sleep=False))

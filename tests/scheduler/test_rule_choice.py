@@ -121,19 +121,6 @@ def test_a_trace_that_cannot_be_planned_is_named(tmp_path: Path, content: str | 
         parsed(["--trace", str(path), "--stage", "stage2"])
 
 
-def test_a_rollout_of_the_whole_cache_does_not_fit(tmp_path: Path):
-    """vLLM reserves a block."""
-    options = ["--gpus", "1", "--gpu-memory-gb", "192", "--offload", "--prompts", "1", "--trace"]
-    cache = plan(PlanConfig(gpus=1, gpu_memory_gb=192.0, offload=True))[1].kv_tokens_per_replica
-    path = tmp_path / "long.jsonl"
-    write_trace(path, [TraceRollout("a", 1_000, (TraceTurn(cache - 1_000 - 31),))] * 2)
-    config = parsed([*options, str(path)])
-    model, placement, separated = plan(config)
-    said = report(config, model, placement, separated)
-    assert "DOES NOT FIT (colocated): " in said
-    assert f"{cache} tokens; one rollout may need {cache - 31}, and vLLM reserves one block (32 tokens): " in said
-
-
 def test_a_prompt_larger_than_a_synthetic_one_needs_its_kv(tmp_path: Path):
     path = tmp_path / "long.jsonl"
     write_trace(path, [TraceRollout("a", 100_000, (TraceTurn(50),))] * 2)
