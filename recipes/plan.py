@@ -41,6 +41,7 @@ from scheduler.planner.capacity import (
     PoolPlan,
     adapter_parameters,
     best_separated,
+    longest_tokens,
     plan_pools,
     pools_of,
     recommended,
@@ -333,7 +334,9 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     rank = config.lora_rank
     served = f" + adapters of {adapter_parameters(model, rank) / 1e6:.0f}e6 x 2 bytes" if rank else ""
     state = _state(config, model, colocated.learner_gpus)
-    inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
+    tokens = max(config.micro_batch_tokens, longest_tokens(config.shape()))
+    whole = " (a rollout is not split)" if tokens > config.micro_batch_tokens else ""
+    inputs_gb = tokens * model.hidden * 2 * model.layers / GB
     left = "KV of its share" if config.gpu_memory_share else "left for KV    "
     return "\n".join(
         [
@@ -342,7 +345,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes{served} / TP {tp}",
             f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
             f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
-            f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, "
+            f"  activations      {activations:7.1f} GB   {tokens} tokens at once{whole}, "
             f"{checkpointed}layers' inputs {inputs_gb:.1f} GB, {insides} layer's inside, a chunk of logits, gathered "
             "weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: buffers, fragmentation (assumed)",
