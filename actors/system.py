@@ -5,7 +5,7 @@ import atexit
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,7 +30,7 @@ from actors.cluster.ray_metrics import ray_meter
 from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor
 from actors.generation.replicas import Replica, Replicas
 from actors.generation.trajectory_recorder import record_trajectories
-from actors.health.head import HeadProbe, exit_within, in_time
+from actors.health.head import HeadProbe, exit_within
 from actors.health.lost_nodes import NodesSeen, until_placed
 from actors.health.watchdog import Watchdog
 from actors.learner.gang import Learner, first_start, with_restarts
@@ -44,6 +44,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.context import RunContext
+from rstar_ray.deadline import in_thread
 from rstar_ray.evaluation.request_digest import plugin_digest
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
@@ -286,7 +287,15 @@ class TrainingActors:
                     heartbeat.kill()
             atexit.register(exit_within, HEADLESS_EXIT_S)
         elif self._group is not None:
-            await in_time(partial(ray.util.remove_placement_group, self._group), CLOSE_DEADLINE_S)
+            removing = partial(ray.util.remove_placement_group, self._group)  # blocks without a head
+            with suppress(Exception):
+                await in_thread(
+                    removing,
+                    CLOSE_DEADLINE_S,
+                    waiter="driver",
+                    owner="Ray's head",
+                    reason="removal of a group",
+                )
 
     # -- starting ---------------------------------------------------------------------------------------------------
     async def _start_learner(self) -> None:

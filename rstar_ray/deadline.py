@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from rstar_ray.errors import DeadlineExceeded
 
@@ -89,6 +91,37 @@ async def within(
         return task.result()
     task.cancel()
     raise DeadlineExceeded(waiter, owner, _text(reason), seconds)
+
+
+async def in_thread(
+    work: Callable[[], T], seconds: float, *, waiter: str, owner: str, reason: str | Callable[[], str]
+) -> T:
+    """The result of `work`, which may block: neither the event loop nor the end of the process waits for its thread.
+
+    Raises what `work` raises, and `DeadlineExceeded` after `seconds`; `work` then continues in its thread.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, raised: BaseException | None) -> None:
+        if result.done():  # cancelled
+            return
+        if raised is not None:
+            result.set_exception(raised)
+        else:
+            result.set_result(cast("T", value))
+
+    def run() -> None:
+        value, raised = None, None
+        try:
+            value = work()
+        except BaseException as failed:
+            raised = failed
+        with suppress(RuntimeError):  # the loop is closed by then
+            loop.call_soon_threadsafe(settle, value, raised)
+
+    threading.Thread(target=run, name=owner, daemon=True).start()
+    return await within(result, seconds, waiter=waiter, owner=owner, reason=reason)
 
 
 async def unless_failed(work: Awaitable[T], failure: "asyncio.Future[None]", patience_s: float) -> T:

@@ -10,12 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
 from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw, draw_mix, mix_counts, present
-from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, has_signal, resample, roll_out, rollout_requests
+from rstar_ray.rollouts import (
+    DroppedRollout,
+    Group,
+    Rollouts,
+    apply_rules,
+    has_signal,
+    resample,
+    roll_out,
+    rollout_requests,
+)
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.run_dir.served_weights import WeightsRecord
 from rstar_ray.seeds import named_generator
@@ -261,7 +271,8 @@ async def finish_draw(
     asked, groups, dropped, last = requests, list[Group](), list[DroppedRollout](), ""
     for refill in range(config.algorithm.refill_rounds + 1):
         if refill:
-            asked = _refill(requests, groups, problems, config, step=step, refill=refill)
+            refilled = partial(_refill, requests, groups, problems, config, step=step, refill=refill)
+            asked = await apply_rules(refilled, config, step)
             requests += asked
         if not asked:
             break

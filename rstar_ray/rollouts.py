@@ -5,15 +5,17 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rstar_ray.algorithm.advantage import Advantage, overlong_penalty, rewards_differ
 from rstar_ray.algorithm.rules import advantages, kept_indices
 from rstar_ray.config import RunConfig
-from rstar_ray.deadline import within
+from rstar_ray.deadline import in_thread, within
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.seeds import derive_seed, named_generator
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason, TrajectorySummary
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,22 @@ async def _next_end(
                     raise
     finally:
         coming.cancel()
+
+
+async def apply_rules(work: Callable[[], T], config: RunConfig, step: int) -> T:
+    """The result of `work`, which resamples groups or computes advantages.
+
+    A user's rule runs in a thread: one that blocks must not block the driver, whose watchdog reports it and ends the
+    run after `--detector.still-s`.
+    """
+    algorithm = config.algorithm
+    rules = {"resample": algorithm.resample, "advantage": algorithm.advantage}
+    own = [f"--algorithm.{kind} {name}" for kind, name in rules.items() if ":" in name]
+    if not own:
+        return work()
+    return await in_thread(
+        work, config.detector.still_s, waiter="train loop", owner=" and ".join(own), reason=f"step {step}"
+    )
 
 
 def resample(group: Group, config: RunConfig, step: int) -> Group:

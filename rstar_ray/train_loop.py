@@ -14,7 +14,15 @@ from rstar_ray.config import RunConfig
 from rstar_ray.context import RunContext
 from rstar_ray.draws import Draw, Draws
 from rstar_ray.errors import RStarError
-from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef, resample, training_rows
+from rstar_ray.rollouts import (
+    DroppedRollout,
+    Group,
+    TrainingRow,
+    TrajectoryRef,
+    apply_rules,
+    resample,
+    training_rows,
+)
 from rstar_ray.run_dir.ledger import RolloutStatus
 from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.stage_progress import StageProgress
@@ -46,8 +54,11 @@ async def train_step(draw: Draw, context: RunContext, config: RunConfig, *, poli
         )
     drawn_s, learner_version = time.monotonic(), policy_version
 
-    kept = [resample(group, config, step) for group in groups]
-    rows = training_rows(kept, config)
+    def rows_of_kept() -> tuple[list[Group], list[TrainingRow]]:
+        kept = [resample(group, config, step) for group in groups]
+        return kept, training_rows(kept, config)
+
+    kept, rows = await apply_rules(rows_of_kept, config, step)
     update = await context.learner.train_rl(rows, rl_learning_rate(config, step)) if rows else None
     learned_s = time.monotonic()
     checksum = None

@@ -4,7 +4,6 @@ Ray ends the driver a minute after the head has died, and does not log anything 
 its machine is unreachable, Ray waits without a limit; this module ends the run instead.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -105,21 +104,6 @@ class HeadProbe:
                 self.answer = self._ask()
                 self._asked_s = None
             self._closed.wait(self._every_s)
-
-
-async def in_time(act: Callable[[], object], seconds: float) -> None:
-    """Call a Ray function that may block without its head; returns after `seconds` at the latest."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def run() -> None:
-        with contextlib.suppress(Exception):
-            act()
-        with contextlib.suppress(RuntimeError):  # the loop is closed by then
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=run, name="head, at the end", daemon=True).start()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(done.wait(), seconds)
 
 
 def exit_within(seconds: float = EXIT_S) -> None:

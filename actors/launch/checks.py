@@ -29,7 +29,7 @@ from actors.launch.start_model import check_context, check_heads, start_chat, st
 from rstar_ray.algorithm.rules import check_rules
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.config import RunConfig, own_environments, own_rewards, with_values
+from rstar_ray.config import RunConfig, own_environments, own_rewards, own_rules, with_values
 from rstar_ray.config.options import spelled
 from rstar_ray.config.scales import check_gpu_here
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
@@ -212,6 +212,8 @@ def _rules(start: Start) -> None:
     """Refuse an unknown rule of the algorithm, or a user's function that fails on generated data."""
     for config in start.asked:
         if config.stage in STAGES[1:]:
+            if own := own_rules(config.algorithm):  # said first: a module may block when it is imported
+                log.info(f"{config.stage}: rules of the algorithm are tested on made-up data: {', '.join(own)}")
             check_rules(config.algorithm, config.own_folder)
 
 

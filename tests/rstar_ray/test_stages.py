@@ -742,6 +742,16 @@ async def test_of_a_group_of_which_nothing_is_kept_nothing_is_trained_on(tmp_pat
     assert row["trained"] == 0 and row["resampled_away"] == row["rollouts"]
 
 
+async def test_a_rule_that_blocks_blocks_neither_the_driver_nor_the_run(tmp_path: Path):
+    (tmp_path / "blocks.py").write_text("import time\n\ndef slow(rewards, algorithm):\n    time.sleep(3_600)\n")
+    detector = {"detector__probe_every_s": 0.1, "detector__still_s": 0.5}
+    config = stage("stage1", steps=1, own_folder=str(tmp_path), algorithm__advantage="blocks:slow", **detector)
+    ticks = asyncio.create_task(asyncio.sleep(0.2))
+    with pytest.raises(RStarError, match=r"--algorithm\.advantage blocks:slow"):
+        await train(config, tmp_path / "run")
+    assert ticks.done()
+
+
 async def one_step(problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int) -> StepRecord:
     requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
     draw = await finish_draw(requests, context.rollouts, config, step=step)
