@@ -31,6 +31,7 @@ from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor
 from actors.generation.replicas import Replica, Replicas
 from actors.generation.trajectory_recorder import record_trajectories
 from actors.health.head import HeadProbe, exit_within
+from actors.health.loop_watch import LoopWatch
 from actors.health.lost_nodes import NodesSeen, until_placed
 from actors.health.watchdog import Watchdog
 from actors.learner.gang import Learner, first_start, with_restarts
@@ -90,6 +91,10 @@ class TrainingActors:
         nodes = NodesSeen()
         self._head = head
         self.watchdog = Watchdog(config.detector, record=record, meter=self.meter, head=head, nodes=nodes)
+        detector = config.detector
+        self._loop_watch = LoopWatch(
+            silent_s=detector.silent_s, still_s=detector.still_s, every_s=detector.probe_every_s
+        )
         self._group: Any = None
         self._executors: dict[str, Service[SandboxExecutor]] = {}
         self.specs = tuple(tools)
@@ -114,6 +119,7 @@ class TrainingActors:
         refuse_small_cluster(self._layout, resources)
         if learner and (line := larger_plan(self._config, resources)):
             log.info(line)
+        self._loop_watch.start()
         self.watchdog.start()
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)
@@ -271,6 +277,7 @@ class TrainingActors:
         """
         heartbeats = self.watchdog.heartbeats()
         await self.watchdog.close()
+        self._loop_watch.close()
         services = self._services()
         if self._replicas is not None:
             await self._replicas.close()
