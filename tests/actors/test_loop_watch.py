@@ -15,7 +15,7 @@ async def test_a_blocked_loop_is_reported_with_the_call_that_blocks_it(logged: L
     blocks_until(lambda: any("blocked" in line for line in logged))
     await wait_for(lambda: any("continues" in line for line in logged))
     watch.close()
-    (blocked,) = [line for line in logged if "blocked" in line]
+    blocked = next(line for line in logged if "blocked" in line)  # a busy machine may block the loop again
     assert "test_loop_watch.py" in blocked and "(blocks_until)" in blocked
 
 
