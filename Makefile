@@ -32,7 +32,7 @@ setup: $(READY)  ## Create .venv with the exact versions of the lock; TARGET=cud
 # builds need CUDA and break `import transformers` without it; text models need none of the three. In vLLM's images the
 # environment lies over the image's Python, and what is there is not installed again (deploy/missing.py).
 $(READY): pyproject.toml $(LOCK) | same-target
-	@test -x $(BIN)/python || deploy/venv.sh $(TARGET) $(PYTHON) $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || deploy/venv.sh $(TARGET) $(PYTHON) $(VENV)
 	@echo "setting up $(VENV) for $(TARGET): a few minutes the first time"
 	@for kind in hashed unhashed; do $(BIN)/python deploy/missing.py $(LOCK) $$kind > $(VENV)/$$kind.txt || exit 1; done
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/hashed.txt
@@ -133,8 +133,8 @@ docs: $(DOCS)  ## The docs as a site in build/docs, every link checked; mkdocs i
 	@echo "open build/docs/index.html"
 
 $(DOCS): pyproject.toml
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import tomllib; \
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check $$(.venv-docs/bin/python -c "import tomllib; \
 	  print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['docs'])")
 	@touch $@
 

@@ -166,18 +166,23 @@ class SandboxClient:
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def execute(self, call: ToolCall) -> ToolResult:
-        """Run one tool call. Raises `SandboxError` where our side failed on every try."""
+    async def execute(self, call: ToolCall, *, seed: int | None = None) -> ToolResult:
+        """Run one tool call; without `seed` the kernel seeds its random generators.
+
+        Raises `SandboxError` where our side failed on every try.
+        """
         started_s = time.monotonic()
-        request = ExecutionRequest(code=call.code, stdin=call.stdin, limits=self._limits)
+        request = ExecutionRequest(code=call.code, stdin=call.stdin, limits=self._limits, seed=seed)
         result = await self._result(request)
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
 
-    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
+    async def run_tool(
+        self, program: str, stdin: str, *, deadline_s: float, max_chars: int, seed: int | None = None
+    ) -> ToolResult:
         """Run a tool's own program on the arguments in `stdin`. Raises as `execute`."""
         started_s = time.monotonic()
         limits = tool_limits(self._limits, deadline_s, max_chars)
-        result = await self._result(ExecutionRequest(code=program, stdin=stdin, limits=limits))
+        result = await self._result(ExecutionRequest(code=program, stdin=stdin, limits=limits, seed=seed))
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
 
     async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
@@ -190,7 +195,7 @@ class SandboxClient:
     async def run_program(self, code: str, stdin: str) -> tuple[Outcome, str]:
         """Outcome and stdout of a judged program, with room for what such programs print. Raises as `execute`."""
         limits = replace(self._limits, stdout_chars=JUDGED_OUTPUT_CHARS)
-        result = await self._result(ExecutionRequest(code=code, stdin=stdin, limits=limits))
+        result = await self._result(ExecutionRequest(code=code, stdin=stdin, limits=limits, seed=0))
         return result.outcome, result.stdout
 
     async def _result(self, request: ExecutionRequest) -> ExecutionResult:

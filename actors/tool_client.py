@@ -17,6 +17,7 @@ from actors.tool_host import HELD_UP_S, START_S, ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost, first_line
 from rstar_ray.outcome import Outcome
+from rstar_ray.seeds import derive_seed
 from rstar_ray.tools.environment import ENVIRONMENT, Reply
 from rstar_ray.tools.host import HostAnswer, HostCall
 from rstar_ray.tools.spec import ToolSpec
@@ -44,8 +45,10 @@ class Found(Enum):
 class SandboxCalls(Protocol):
     """The sandbox as tools use it; see `actors.sandbox_executor.SandboxClient`."""
 
-    async def execute(self, call: ToolCall) -> ToolResult: ...
-    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult: ...
+    async def execute(self, call: ToolCall, *, seed: int) -> ToolResult: ...
+    async def run_tool(
+        self, program: str, stdin: str, *, deadline_s: float, max_chars: int, seed: int
+    ) -> ToolResult: ...
 
 
 def host_silent_s(entry: str, specs: Sequence[ToolSpec], silent_s: float) -> float:
@@ -178,6 +181,7 @@ class RolloutTools:
     def __init__(self, tools: Tools, state: RolloutState) -> None:
         self._tools = tools
         self._rollout_id = state.request.rollout_id
+        self._seed = state.request.seed
         self._problem = state.request.problem
         self._environment = self._problem.environment or tools.environment
         self._memories = dict(state.memories)
@@ -188,11 +192,16 @@ class RolloutTools:
         """Raises `SandboxError` or `ToolError` for our own failures only."""
         spec = self._tools.specs.get(call.tool)
         if spec is None or spec.runs == "python":
-            return await self._tools.sandbox.execute(call)
+            return await self._tools.sandbox.execute(call, seed=self._seed_of(call.code, call.stdin))
         started_s = time.monotonic()
         if spec.runs == "sandbox":
+            arguments = json.dumps(call.arguments)
             return await self._tools.sandbox.run_tool(
-                spec.program, json.dumps(call.arguments), deadline_s=spec.deadline_s, max_chars=spec.max_chars
+                spec.program,
+                arguments,
+                deadline_s=spec.deadline_s,
+                max_chars=spec.max_chars,
+                seed=self._seed_of(spec.name, arguments),
             )
         if spec.runs == "actor":
             plain = HostCall(arguments=call.arguments)
@@ -202,6 +211,10 @@ class RolloutTools:
         memory = None if answer.memory is None else (spec.name, answer.memory)
         wall_s = time.monotonic() - started_s
         return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=wall_s, memory=memory)
+
+    def _seed_of(self, *program: str) -> int:
+        """32 bits. Another rollout draws other random numbers; a repeated rollout draws the same, in any order."""
+        return derive_seed(self._seed, "program", *program) >> 31
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
         """Raises `ToolError` where the environment failed: its replies are not part of the training data."""

@@ -11,7 +11,7 @@ def derive_seed(run_seed: int, *name: str | int) -> int:
     Hashed, not added up: neighbouring names give unrelated streams, and no two names collide by arithmetic.
     """
     text = "\x1f".join(str(part) for part in (run_seed, *name))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
 def named_generator(run_seed: int, *name: str | int) -> np.random.Generator:

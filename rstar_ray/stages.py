@@ -272,7 +272,7 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
 
     Returns the folder it was loaded from too; None for another policy, or for no folder.
     """
-    newest = await context.run_dir.newest_undamaged_checkpoint(config.stage)
+    newest = await context.run_dir.newest_undamaged_checkpoint(config.stage, config.checkpoint.every_steps)
     forget_evaluations(context.run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
         progress = StageProgress.read(newest.path)

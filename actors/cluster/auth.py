@@ -38,7 +38,7 @@ def require_token_auth() -> bool:
 
     A Ray that is started afterwards keeps its files in `private_directory`. Returns False, with a warning, if
     RAY_AUTH_MODE=disabled. Raises `ConfigError` for an unknown mode, and for a token file that is missing, empty, or
-    cannot be made private.
+    cannot be written or made private.
     """
     if not os.environ.get("RAY_ADDRESS"):  # an existing cluster has a directory already
         private_directory()
@@ -58,7 +58,11 @@ def require_token_auth() -> bool:
         _keep_private(Path(os.environ[PATH_VARIABLE]), PATH_VARIABLE)
     else:
         path = default_token_path()
-        _make(path)
+        try:
+            _make(path)
+        except OSError as refused:
+            hint = f"set HOME to a directory of yours, or {PATH_VARIABLE} to a file with the token"
+            raise ConfigError("token", f"{path} cannot be written ({refused.strerror})", hint) from refused
         _keep_private(path, "token")
     if "ray" in sys.modules:  # Ray read the mode when it was imported
         from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]

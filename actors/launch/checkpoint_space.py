@@ -21,11 +21,12 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
     except (OSError, ValueError):
         return []
     lines: list[str] = []
-    free_gb = shutil.disk_usage(run_dir).free / GB
+    checkpoints = run_dir / "checkpoints"  # possibly a link to another disk
+    free_gb = shutil.disk_usage(checkpoints if checkpoints.exists() else run_dir).free / GB
     for config in ahead:
         best = config.stage != "sft" and config.evaluate.every_steps > 0
         plan = plan_checkpoint(shape, config.learner, config.checkpoint, best=best)
-        free_gb += _bytes_of(config.stage, run_dir / "checkpoints") / GB
+        free_gb += _bytes_of(config.stage, checkpoints) / GB
         if free_gb < plan.on_disk_gb:
             raise ConfigError(
                 "--run-dir",

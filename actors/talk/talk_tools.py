@@ -3,6 +3,7 @@
 An answer takes the place of a rollout: a tool with state has one state per answer.
 """
 
+import secrets
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -88,16 +89,16 @@ class Programs:
         self._pool = pool
         self._limits = limits
 
-    async def execute(self, call: ToolCall) -> ToolResult:
+    async def execute(self, call: ToolCall, *, seed: int) -> ToolResult:
         """Run the policy's program."""
-        return await self._run(call.code, call.stdin, self._limits)
+        return await self._run(call.code, call.stdin, self._limits, seed)
 
-    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
+    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int, seed: int) -> ToolResult:
         """Run a tool's program."""
-        return await self._run(program, stdin, tool_limits(self._limits, deadline_s, max_chars))
+        return await self._run(program, stdin, tool_limits(self._limits, deadline_s, max_chars), seed)
 
-    async def _run(self, code: str, stdin: str, limits: Limits) -> ToolResult:
-        result = await self._pool.run(ExecutionRequest(code=code, stdin=stdin, limits=limits))
+    async def _run(self, code: str, stdin: str, limits: Limits, seed: int) -> ToolResult:
+        result = await self._pool.run(ExecutionRequest(code=code, stdin=stdin, limits=limits, seed=seed))
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=result.wall_s)
 
 
@@ -108,7 +109,7 @@ def begun(name: str, messages: Sequence[Message]) -> RolloutState:
         rollout_id=name,
         group_id=name,
         problem=Problem(id=name, problem=question, answer=""),
-        seed=0,
+        seed=secrets.randbits(62),
         limits=RolloutLimits(max_response_tokens=1, max_turns=1, max_context_tokens=1, max_calls_per_turn=1),
         sampling=UNMODIFIED,
     )

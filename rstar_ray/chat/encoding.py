@@ -44,8 +44,9 @@ class Encoder:
     def _encode(self, texts: Sequence[str], *, plain: bool = False) -> list[list[int]]:
         if not texts:
             return []
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]  # half a surrogate pair has no tokens
         found = self._tokenizer(
-            list(texts), add_special_tokens=False, split_special_tokens=plain, return_attention_mask=False
+            whole, add_special_tokens=False, split_special_tokens=plain, return_attention_mask=False
         )
         return [list(ids) for ids in found["input_ids"]]
 

@@ -70,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write `value` atomically as indented JSON; non-finite numbers become null."""
-    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, _to_json(value, indent=2))
 
 
 def read_json(path: Path) -> Any:
@@ -116,7 +116,7 @@ def sync_tree(folder: Path) -> None:
 
 def to_row(row: Mapping[str, object]) -> str:
     """One line of JSON with its newline; non-finite numbers become null."""
-    return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n"
+    return _to_json(row)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -176,6 +176,12 @@ def cut_rows(path: Path, *, stage: str, after_step: int) -> int:
     if len(kept) < len(rows):
         write_text(path, "".join(map(to_row, kept)))
     return len(rows) - len(kept)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Readable JSON. Half a surrogate pair, which UTF-8 does not have, is written as JSON's own escape of it."""
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _finite(value: Any) -> Any:

@@ -26,6 +26,7 @@ from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.durable import (
     append_row,
     read_object,
+    read_rows,
     remove_folder,
     sync_folder,
     sync_tree,
@@ -43,8 +44,8 @@ T = TypeVar("T")
 HASHED_WITHIN_S = 3_600.0
 """Deadline for hashing all files of a checkpoint: 60 MB/s are enough for a learner of 14B."""
 NONE_UNDAMAGED = (
-    "restore one from a backup, name another run directory, or move these folders away: the stage then starts again "
-    "without its records"
+    "restore one from a backup or mount its file system, name another run directory, or start the stage again after "
+    "`.venv/bin/python -m rstar_ray.run_dir forget`, which deletes its records"
 )
 RUN_FORMAT = 1
 """Format of a run directory; a version of rstar_ray refuses a higher format than its own."""
@@ -258,11 +259,13 @@ class RunDir:
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
-    async def newest_undamaged_checkpoint(self, stage: str) -> Checkpoint | None:
+    async def newest_undamaged_checkpoint(self, stage: str, every_steps: int) -> Checkpoint | None:
         """The newest checkpoint whose checksums match. Newer, damaged ones are logged and quarantined.
 
-        None where the stage has no checkpoint yet. Raises `ConfigError` where all are damaged: a new start would delete
-        the records of the stage's steps, which the user must decide. Raises `Unreadable` as `checkpoints`.
+        None where the stage has no checkpoint yet. Raises `ConfigError` where all are damaged, or missing although the
+        stage has recorded so many steps that it had one (it writes the first during the second `every_steps`): a new
+        start would delete the records of the stage's steps, which the user must decide. Raises `Unreadable` as
+        `checkpoints`.
         """
         damaged: dict[Path, str] = {}
         for folder in _folders(self.checkpoints_path, f"{stage}-step-"):
@@ -275,6 +278,12 @@ class RunDir:
         known += [folder.name for folder in _folders(self.checkpoints_path, f"{QUARANTINED}{stage}-step-")]
         if known:
             problem = f"{self.checkpoints_path} has no undamaged checkpoint of {stage} ({_listed(known, '; ')})"
+            raise ConfigError("--run-dir", problem, NONE_UNDAMAGED)
+        rows = read_rows(self.path / "metrics.jsonl")
+        if (
+            last := max((row.get("step", 0) for row in rows if row.get("stage") == stage), default=0)
+        ) > 2 * every_steps:
+            problem = f"{self.checkpoints_path} has no checkpoint of {stage}, of which {last} steps are recorded"
             raise ConfigError("--run-dir", problem, NONE_UNDAMAGED)
         return None
 
@@ -477,7 +486,9 @@ def _folders(parent: Path, start: str) -> list[Path]:
     """
     try:
         return sorted((path for path in parent.iterdir() if re.fullmatch(start + r"\d+", path.name)), reverse=True)
-    except FileNotFoundError:
+    except FileNotFoundError as missing:
+        if parent.is_symlink():  # to a file system that is not mounted
+            raise unreadable(parent, missing) from missing
         return []
     except OSError as refused:
         raise unreadable(parent, refused) from refused

@@ -74,6 +74,13 @@ def test_a_named_token_that_is_missing_or_empty_is_refused(
         auth.require_token_auth()
 
 
+@pytest.mark.parametrize("home", ["/proc", "/dev/null"])
+def test_a_home_without_room_for_the_token_is_refused(home: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", home)
+    with pytest.raises(ConfigError, match=rf"token: {home}/.ray/auth_token cannot be written .*set HOME"):
+        auth.require_token_auth()
+
+
 def test_an_empty_token_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(auth.TOKEN_VARIABLE, " ")
     with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN: it is empty"):

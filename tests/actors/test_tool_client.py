@@ -123,10 +123,16 @@ class FakeHost:
 
 
 class Sandbox(AddingSandbox):
-    async def execute(self, call: ToolCall) -> ToolResult:
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+
+    async def execute(self, call: ToolCall, *, seed: int) -> ToolResult:
+        self.seeds.append(seed)
         return await self(call)
 
-    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
+    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int, seed: int) -> ToolResult:
+        self.seeds.append(seed)
         return ToolResult(outcome=Outcome.OK, text=f"{program} {stdin}")
 
 
@@ -150,6 +156,25 @@ async def test_each_call_goes_to_its_tool():
     assert (await one.execute(ToolCall(tool="sandboxed", arguments={"text": "x"}))).text == 'print(1) {"text": "x"}'
     first = await one.execute(ToolCall(tool="kept", arguments={"text": "a"}))
     assert first.memory is not None and first.memory[1].snapshot == "a"
+
+
+async def test_what_a_program_draws_depends_on_its_rollout_and_on_itself():
+    sandbox = Sandbox()
+    tools = Tools([PYTHON_TOOL, spec_of(SANDBOXED, "mine:sandboxed")], sandbox, {}, caller="generation/0")
+    calls = [
+        ToolCall(code="1+2"),
+        ToolCall(code="1+3"),
+        *(ToolCall(tool="sandboxed", arguments={"text": text}) for text in ("x", "\ud83d")),
+    ]
+
+    async def seeds(seed: int) -> dict[int, int]:
+        one = tools.open(RolloutState.start(replace(request(), seed=seed), [1]))
+        order = range(len(calls)) if len(sandbox.seeds) == 0 else reversed(range(len(calls)))
+        return {number: (await one.execute(calls[number]), sandbox.seeds[-1])[1] for number in order}
+
+    first, repeated, sibling = await seeds(1), await seeds(1), await seeds(2)
+    assert first == repeated and len({*first.values(), *sibling.values()}) == 8
+    assert all(0 <= seed < 1 << 32 for seed in sandbox.seeds)
 
 
 async def test_a_rollout_that_continues_elsewhere_and_calls_nothing_there_leaves_no_state():

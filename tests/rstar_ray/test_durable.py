@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.run_dir import durable
-from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows, write_bytes, write_json
+from rstar_ray.run_dir.durable import append_row, cut_rows, read_json, read_rows, write_bytes, write_json
 
 
 def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -29,6 +29,13 @@ def test_a_torn_last_row_is_left_out_and_removed_by_the_next_append(tmp_path: Pa
     assert read_rows(path) == [{"step": 1}]
     append_row(path, {"step": 2})
     assert read_rows(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path):
+    row = {"reason": "cannot read \ud83d (d\u00e9j\u00e0 vu)"}
+    append_row(tmp_path / "rows.jsonl", row)
+    write_json(tmp_path / "whole.json", row)
+    assert read_rows(tmp_path / "rows.jsonl") == [row] == [read_json(tmp_path / "whole.json")]
 
 
 def test_a_broken_row_in_the_middle_is_named_by_line(tmp_path: Path):

@@ -291,12 +291,12 @@ async def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         assert steps(run_dir, "stage1") == ([10, 20] if after == b"weighty" else [10])  # which reads no weights
         assert any(fault.startswith(f"checkpoint stage1-step-000020: {said}") for fault in faults(tmp_path))
         logged.clear()
-        newest = await run_dir.newest_undamaged_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1", 10)
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
         (line,) = logged
         quarantined = "checkpoint stage1-step-000020 is damaged and is quarantined as damaged-stage1-step-000020: "
         assert line.startswith(f"{quarantined}{said}") and steps(run_dir, "stage1") == [10]
-        assert await run_dir.newest_undamaged_checkpoint("sft") is None
+        assert await run_dir.newest_undamaged_checkpoint("sft", 10) is None
 
 
 @pytest.mark.usefixtures("without_fsync")
@@ -337,7 +337,7 @@ async def test_a_copy_by_hand_is_neither_resumed_from_nor_touched(tmp_path: Path
     write(run_dir, "stage1", 10)
     copy = run_dir.checkpoints_path / "stage1-step-000010.bak"
     shutil.copytree(run_dir.checkpoints_path / "stage1-step-000010", copy)
-    newest = await run_dir.newest_undamaged_checkpoint("stage1")
+    newest = await run_dir.newest_undamaged_checkpoint("stage1", 10)
     assert newest is not None and newest.path.name == "stage1-step-000010" and not logged
     assert steps(run_dir, "stage1") == [10] and copy.exists()
 
@@ -353,9 +353,9 @@ async def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is
         with monkeypatch.context() as broken:
             unreadable(broken, f"stage1-step-000020/{name}", f"stage1-step-000020/rank0/{name}", number=number)
             with pytest.raises(Unreadable, match=rf"{name} cannot be read \({os.strerror(number)}\).*same command"):
-                await run_dir.newest_undamaged_checkpoint("stage1")
+                await run_dir.newest_undamaged_checkpoint("stage1", 10)
             assert any(f"{name} cannot be read" in fault for fault in faults(tmp_path))
-        newest = await run_dir.newest_undamaged_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1", 10)
         assert newest is not None and newest.step == 20
         assert names(run_dir.checkpoints_path) == ["stage1-step-000010", "stage1-step-000020"]
 
@@ -374,21 +374,31 @@ def unreadable(patched: pytest.MonkeyPatch, *ends: str, number: int) -> None:
 
 async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(tmp_path: Path):
     folders = tmp_path / "checkpoints"
-    refused = r"no undamaged .*000020: rank0/state.pt is missing; .*000010: .*move these"
+    refused = r"no undamaged .*000020: rank0/state.pt is missing; .*000010: .*run_dir forget"
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         for step in (10, 20):
             write(run_dir, "stage1", step)
             (folders / f"stage1-step-0000{step}" / "rank0" / "state.pt").unlink()
         for _ in range(2):
             with pytest.raises(ConfigError, match=refused):
-                await run_dir.newest_undamaged_checkpoint("stage1")
+                await run_dir.newest_undamaged_checkpoint("stage1", 10)
         shutil.rmtree(folders / "stage1-step-000010")
         (folders / "stage1-step-000020").rename(folders / "damaged-stage1-step-000020")
         with pytest.raises(ConfigError, match="damaged-stage1-step-000020"):
-            await run_dir.newest_undamaged_checkpoint("stage1")
-        assert await run_dir.newest_undamaged_checkpoint("stage2") is None
+            await run_dir.newest_undamaged_checkpoint("stage1", 10)
+        assert await run_dir.newest_undamaged_checkpoint("stage2", 10) is None
         shutil.rmtree(folders)
-        assert await run_dir.newest_undamaged_checkpoint("stage1") is None
+        metrics = tmp_path / "metrics.jsonl"
+        for step in range(1, 21):
+            append_row(metrics, {"stage": "stage1", "step": step})
+        assert await run_dir.newest_undamaged_checkpoint("stage1", 10) is None  # killed while it wrote the first
+        append_row(metrics, {"stage": "stage1", "step": 21})
+        with pytest.raises(ConfigError, match="no checkpoint of stage1, of which 21 steps are recorded"):
+            await run_dir.newest_undamaged_checkpoint("stage1", 10)
+        assert await run_dir.newest_undamaged_checkpoint("stage2", 10) is None
+        folders.symlink_to(tmp_path / "not mounted")
+        with pytest.raises(Unreadable, match="checkpoints cannot be read"):
+            await run_dir.newest_undamaged_checkpoint("stage2", 10)
 
 
 def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):

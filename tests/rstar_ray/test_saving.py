@@ -142,7 +142,7 @@ async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_wh
         }
         (checkpoint.path / "b").write_text("2")
         with pytest.raises(ConfigError, match="b of learner/rank-1 is damaged: its checksum differs"):
-            await run_dir.newest_undamaged_checkpoint("stage1")
+            await run_dir.newest_undamaged_checkpoint("stage1", 10)
 
 
 async def test_the_checkpoint_with_the_best_heldout_score_is_kept_and_the_run_resumes_from_the_newest(tmp_path: Path):
@@ -155,5 +155,5 @@ async def test_the_checkpoint_with_the_best_heldout_score_is_kept_and_the_run_re
             append_row(run_dir.evaluations_path, {**row, "set": "aime", "avg_at_k": 1 - score})
             await saves.settled()
         assert steps(run_dir) == [4, 6, 7, 8]
-        newest = await run_dir.newest_undamaged_checkpoint("stage1")
+        newest = await run_dir.newest_undamaged_checkpoint("stage1", 10)
         assert newest is not None and newest.step == 8

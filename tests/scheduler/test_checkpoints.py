@@ -18,8 +18,8 @@ from scheduler.planner.model_shape import QWEN3_14B
 PLAN = plan_checkpoint(QWEN3_14B, LearnerConfig(ranks=64, dtype="bfloat16", lora_rank=0), CheckpointConfig())
 
 
-def disk_has(free: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a model of the shape that `PLAN` has."""
+def disk_has(free: float, folder: Path, monkeypatch: pytest.MonkeyPatch, disk: Path | None = None) -> None:
+    """Room at `disk`, or at `folder`, where the config of a model of `PLAN` is written."""
     shape: dict[str, Any] = {
         "hidden_size": 5_120,
         "num_hidden_layers": 40,
@@ -31,7 +31,9 @@ def disk_has(free: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     }
     (folder / "config.json").write_text(json.dumps(shape))
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shown.shutil, "disk_usage", lambda _: usage(0, 0, free))
+    monkeypatch.setattr(
+        shown.shutil, "disk_usage", lambda path: usage(0, 0, free if Path(path).samefile(disk or folder) else 0)
+    )
 
 
 def test_a_run_shows_its_checkpoints_before_it_starts_and_refuses_a_disk_without_room(
@@ -46,6 +48,10 @@ def test_a_run_shows_its_checkpoints_before_it_starts_and_refuses_a_disk_without
     disk_has(600e9, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"room for 600\.0 GB .*--checkpoint\.keep 2 and one being written take 62\d"):
         shown.checkpoint_lines([config], tmp_path, tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "checkpoints").symlink_to("other")
+    disk_has(700e9, tmp_path, monkeypatch, disk=tmp_path / "other")
+    assert shown.checkpoint_lines([config], tmp_path, tmp_path)
 
 
 def test_a_run_that_is_evaluated_between_its_steps_needs_room_for_its_best_checkpoint_too(

@@ -145,6 +145,13 @@ def test_what_a_tool_prints_never_becomes_a_control_token(name: str):
     assert [one for one in spelling if one in control] == [one for one in plain if one in control]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_a_surrogate_pair_in_a_result_is_a_replaced_character(name: str):
+    chat = chat_of_family(name)
+    halves, replaced = (ToolResult(outcome=Outcome.OK, text=f"no {what} here") for what in ("\ud83d", "?"))
+    assert chat.tool_answer_ids([halves]) == chat.tool_answer_ids([replaced])
+
+
 def test_call_markers_that_are_special_tokens_are_seen():
     chat = chat_of_family("hermes-special")
     text = f'<tool_call>\n{{"name": "{TOOL}", "arguments": {{"code": "1"}}}}\n</tool_call><|im_end|>'
