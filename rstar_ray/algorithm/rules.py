@@ -9,13 +9,14 @@ sampled tokens; a third positional parameter that has no default or is named `su
 A run gives `TrajectorySummary`s as candidates. A rule is a pure function: equal arguments, equal results.
 """
 
+import asyncio
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -26,11 +27,13 @@ from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.config.own_code import is_entry, is_missing, takes_third
+from rstar_ray.deadline import in_thread
 from rstar_ray.errors import ConfigError, RStarError, one_line
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
 Kind = Literal["resample", "advantage", "loss"]
 KINDS: tuple[Kind, ...] = ("resample", "advantage", "loss")
+TESTED_WITHIN_S = 300.0
 
 
 def rule(kind: Kind, algorithm: AlgorithmConfig, own_folder: str) -> Callable[..., Any]:
@@ -142,7 +145,10 @@ def _takes_summaries(estimate: Callable[..., Any]) -> bool:
 def check_rules(
     algorithm: AlgorithmConfig, own_folder: str, kinds: Sequence[Kind] = KINDS, device: Any = "cpu"
 ) -> None:
-    """Call the user's rules on made-up data, a loss on `device`. Raises `ConfigError` that names the one that fails."""
+    """Call the user's rules on made-up data, a loss on `device`, others in a thread, as in a run.
+
+    Raises `ConfigError` that names the one that fails.
+    """
     for kind in kinds:
         name = getattr(algorithm, kind)
         if name == getattr(AlgorithmConfig(), kind):  # the default exists, and its lookup may import torch
@@ -151,7 +157,11 @@ def check_rules(
         if ":" not in name:
             continue
         try:
-            _try(kind, algorithm, own_folder, device)
+            if kind == "loss":
+                _try(kind, algorithm, own_folder, device)
+            else:
+                test = partial(_try, kind, algorithm, own_folder)
+                asyncio.run(in_thread(test, TESTED_WITHIN_S, waiter="the test", owner=name, reason="made-up data"))
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             problem = f"it fails on made-up data ({_said(failed, kind, algorithm)})"
             raise ConfigError(
@@ -167,8 +177,9 @@ def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, device: Any = 
         return
     whole = algorithm.keep if kind == "advantage" else algorithm.num_rollouts
     mixed = [float(i % 2) for i in range(whole)]
+    below = [[2 * one - 1 for one in mixed]] if algorithm.overlong_buffer else []  # the penalty makes rewards negative
     # Groups are smaller where rollouts were dropped.
-    groups = (mixed, [0.0] * whole, [1.0] * whole, mixed[: algorithm.keep - 1], mixed[:2], mixed[:1])
+    groups = (mixed, *below, [0.0] * whole, [1.0] * whole, mixed[: algorithm.keep - 1], mixed[:2], mixed[:1])
     for rewards in groups:
         if kind == "advantage" and algorithm.reject_equal_reward and len(set(rewards)) < 2:
             continue  # a run does not call it either
@@ -215,12 +226,12 @@ def _made_up(number: int, reward: float) -> TrajectorySummary:
         group_id="group",
         problem_id="problem",
         reward=reward,
-        num_calls=2,
-        num_failed=number // 2 % 2,
-        num_answers=1,
+        num_calls=number % 3,
+        num_failed=number % 3 // 2,
+        num_answers=(1, 0, None, 2)[number % 4],
         num_turns=3 + number % 3,
         num_prompt_tokens=16,
         num_response_tokens=24 + 3 * number,
         num_sampled_tokens=8 + number,
-        stop_reason=StopReason.ANSWERED,
+        stop_reason=StopReason.TRUNCATED if number % 5 == 4 else StopReason.ANSWERED,
     )

@@ -22,7 +22,11 @@ DPPO_CAP = 20.0  # of the ratio; verl's default (`clip_ratio_c` of its dppo_tv):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """The inputs of a loss rule; all but `rows_N` are float."""
+    """The inputs of a loss rule, of one micro batch on one rank; all but `rows_N` are float.
+
+    A mean, quantile or maximum over all tokens depends on how rows are packed into micro batches; sums within a row
+    do not.
+    """
 
     logprobs_N: Tensor  # of the policy now: the gradient flows through these and the entropies
     entropy_N: Tensor

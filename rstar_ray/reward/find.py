@@ -122,10 +122,11 @@ def as_integer(text: str) -> int | None:
 
 
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*(?:$|[).:,]|\s-)")
+_ANOTHER = re.compile(r"\s*\)?\s*,\s*\(?\s*[A-Za-z]\s*\)?\s*(?:$|,|and\b|or\b|&)")  # in a list of letters
 
 
 def chosen_letter(answer: str) -> str | None:
-    """The letter that an answer names, as a capital; None where it names none."""
+    """The letter that an answer names, as a capital; None where it names none, or several."""
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}", r"\1", answer.strip().strip("$*")).strip()
     found = _LETTER.match(text)
-    return found[1].upper() if found else None
+    return found[1].upper() if found and not _ANOTHER.match(text, found.end(1)) else None

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 from rstar_ray.config.own_code import is_missing, takes_third
 from rstar_ray.errors import ConfigError, one_line
@@ -37,6 +37,8 @@ def main(name: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the worker
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    asked = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a program that the function starts reads no questions
 
     def say(answer: Answer) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -50,9 +52,9 @@ def main(name: str) -> None:
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     say({"is_async": is_async, "takes_rollout": takes_rollout})
     if is_async:
-        asyncio.run(_judge_at_once(function, say))
+        asyncio.run(_judge_at_once(function, asked, say))
     else:
-        for question in _questions():
+        for question in _questions(asked):
             say(_judge(function, question))
 
 
@@ -82,10 +84,10 @@ def find_function(name: str) -> tuple[Callable[..., Any], bool]:
     return function, takes_rollout
 
 
-def _questions() -> Iterator[Question]:
+def _questions(asked: IO[bytes]) -> Iterator[Question]:
     while True:
         try:
-            yield pickle.load(sys.stdin.buffer)
+            yield pickle.load(asked)
         except EOFError:
             return
 
@@ -101,7 +103,7 @@ def _judge(function: Callable[..., Any], question: Question) -> Answer:
         return {"id": number, "error": one_line(raised)}
 
 
-async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], None]) -> None:
+async def _judge_at_once(function: Callable[..., Any], asked: IO[bytes], say: Callable[[Answer], None]) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -122,7 +124,7 @@ async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], N
         task.add_done_callback(tasks.discard)
 
     def read() -> None:
-        for question in _questions():
+        for question in _questions(asked):
             loop.call_soon_threadsafe(begin, question)
         loop.call_soon_threadsafe(ended.set)
 

@@ -1,7 +1,7 @@
 """Rules of the algorithm by import path: used where a built-in one is, and refused early where they fail."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithm.md"
 SHOWN = PAGE.read_text("utf-8").partition("## Your own rules")[2].partition("```python\n")[2].partition("```")[0]
 """The example of the documentation."""
 WRONG = """
+import signal
 import sys
 import numpy as np
 import torch
@@ -150,6 +151,20 @@ def shortest(candidates, algorithm, rng):
 def flagged(rewards, algorithm, inverted=False):
     return [-reward if inverted else reward for reward in rewards]
 
+def of_reliable_calls(candidates, algorithm, rng):
+    return sorted(range(len(candidates)), key=lambda i: candidates[i].num_failed / candidates[i].num_calls)[:2]
+
+def of_one_answer(candidates, algorithm, rng):
+    return sorted(range(len(candidates)), key=lambda i: candidates[i].num_answers - 1)[:2]
+
+def with_an_alarm(candidates, algorithm, rng):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return range(2)
+
+def over_the_mean(rewards, algorithm):
+    mean = sum(rewards) / len(rewards)
+    return [(reward - mean) / mean for reward in rewards]
+
 def wrapped(*given):
     return flagged(*given)
 
@@ -247,7 +262,7 @@ def test_a_built_in_loss_passes_the_check_of_a_users_loss(name: str):
 FAIL = {
     "resample": (
         *("twice", "none_kept", "halves", "one_parameter", "sorts_in_place", "none_for_failures"),
-        *("draws_without_the_generator", "of_whole_groups"),
+        *("draws_without_the_generator", "of_whole_groups", "of_reliable_calls", "of_one_answer", "with_an_alarm"),
     ),
     "advantage": (
         *("short", "one_token_short", "nan_token", "exits", "one_parameter", "two_lines", "by_the_deviation"),
@@ -268,6 +283,9 @@ SAID = {
     "mismatched": "(RuntimeError",
     "detached": "it must depend on `logprobs_N`",
     "in_place": "it changes `old_logprobs_N` in place",
+    "of_reliable_calls": "ZeroDivisionError",
+    "of_one_answer": "TypeError",
+    "with_an_alarm": "main thread",
     "at_random": "a second call with the same tokens gives another",
     "draws_without_the_generator": "a second call with the same arguments gives another result",
 }
@@ -284,6 +302,13 @@ def test_a_rule_that_fails_on_made_up_data_is_refused_in_one_line(
     line = str(refused.value)
     assert line.startswith(f"--algorithm.{kind} {name}: it fails on made-up data") and "\n" not in line
     assert SAID.get(function, "") in line
+
+
+def test_with_a_penalty_rewards_may_be_negative(folder: str, request: pytest.FixtureRequest):
+    rule = AlgorithmConfig(advantage=f"{module(request.node.name)}:over_the_mean")
+    check_rules(rule, folder)
+    with pytest.raises(ConfigError, match=r"ZeroDivisionError: .*, with rewards -1, 1"):
+        check_rules(replace(rule, overlong_buffer=4), folder)
 
 
 @pytest.mark.parametrize(

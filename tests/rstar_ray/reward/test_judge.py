@@ -200,6 +200,21 @@ async def test_an_own_function_is_asked_in_a_separate_process_and_killed_with_al
     assert await coroutine("yes", one) == Judgement(1.0)
 
 
+async def test_a_program_that_a_function_starts_reads_nothing_of_ours(tmp_path: Path, own: Own):
+    code = """
+import subprocess, sys
+def words(completion, problem):
+    read = subprocess.run(["cat"], capture_output=True, timeout=60).stdout + sys.stdin.buffer.read()
+    return float(len(read))
+async def words_later(completion, problem):
+    return words(completion, problem)
+"""
+    (tmp_path / "mine.py").write_text(code)
+    for name in ("mine:words", "mine:words_later"):
+        judge = own(name, processes=1)
+        assert await asyncio.gather(*(judge(said, problem("1")) for said in "abc")) == [Judgement(0.0)] * 3
+
+
 async def test_a_function_may_return_the_components_of_its_reward(tmp_path: Path, own: Own):
     code = """
 def parts(completion, problem):
