@@ -15,7 +15,8 @@ MAX_CHARS = 2_000  # longer answers are wrong
 _LITERALS = re.findall(
     r"(\S+)→(\S*)",
     r"−→- –→- ×→\times ·→\cdot π→\pi ∞→\infty ≤→\le ≥→\ge ≠→\ne ±→\pm °→^\circ √→\sqrt ∪→\cup ²→^2 ³→^3 ~→ **→^ <=→\le "
-    r">=→\ge \leqslant→\le \geqslant→\ge \leq→\le \geq→\ge \neq→\ne \lbrace→\{ \rbrace→\} \langle→( \rangle→) \varnothing→\emptyset",
+    r">=→\ge \leqslant→\le \geqslant→\ge \leq→\le \geq→\ge \neq→\ne \lbrace→\{ \rbrace→\} \langle→( \rangle→) "
+    r"\varnothing→\emptyset",
 )
 _SPELLINGS = [
     (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boldsymbol|(?:math)?bf|fbox|boxed|underline|!)(?![a-zA-Z])\s?", ""),
