@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rstar_ray.chat.call_syntax import HERMES, WrittenCall
-from rstar_ray.errors import ConfigError
+from rstar_ray.chat.resolve import VLLM_PARSERS
+from rstar_ray.errors import ConfigError, one_line
 
 
 class VllmCalls:
@@ -14,7 +15,7 @@ class VllmCalls:
     typed = True
 
     def __init__(self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Raises `ConfigError` for a name that vLLM does not know."""
+        """Raises `ConfigError` for a name that vLLM does not know, or a tokenizer that does not fit."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 
@@ -28,21 +29,30 @@ class VllmCalls:
         self._tokenizer = tokenizer
         asked = {"messages": [{"role": "user", "content": ""}], "tools": [dict(tool) for tool in tools]}
         self._request: Any = ChatCompletionRequest.model_validate(asked)
+        begins = next((begins for begins, parser in VLLM_PARSERS.items() if parser == name), "")
+        try:
+            self.opens = _marker(self._parser(tokenizer, self._request.tools)) or begins
+        except Exception as failed:  # most: a token of the calls is not in the vocabulary
+            problem = f"vLLM's tool parser {name!r} refuses this tokenizer ({one_line(failed)})"
+            raise ConfigError("--chat.parser", problem, "give the parser of the model's family") from failed
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> "VllmCalls":
+        return VllmCalls(self.name.removeprefix("vllm:"), self._tokenizer, tools)
 
     def attempts(self, text: str) -> bool:
         """Whether the text has the parser's marker; True if the parser has none."""
-        marker = _marker(self._parser(self._tokenizer, self._request.tools))
-        return not marker or marker in text
+        return self.opens in text
 
     def read(self, text: str) -> list[WrittenCall]:
         """The parsed calls; a marker without a parsed call gives a malformed call."""
-        parser = self._parser(self._tokenizer, self._request.tools)
-        found = parser.extract_tool_calls(text, self._request)
-        if found.tools_called:
+        wrong = f"{self.name} cannot read what follows {self.opens}"
+        try:
+            found = self._parser(self._tokenizer, self._request.tools).extract_tool_calls(text, self._request)
+        except Exception as failed:  # vLLM's parsers raise various ones for malformed calls
+            return [WrittenCall(error=f"{wrong} ({one_line(failed)})")]
+        if found.tool_calls:
             return [_call(call.function.name, call.function.arguments) for call in found.tool_calls]
-        marker = _marker(parser)
-        tried = marker and marker in text
-        return [WrittenCall(error=f"{self.name} cannot read what follows {marker}")] if tried else []
+        return [WrittenCall(error=wrong)] if self.opens and self.opens in text else []
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call in hermes syntax, for templates that do not write calls."""
@@ -58,7 +68,7 @@ def _marker(parser: Any) -> str:
 def _call(name: str, arguments: str) -> WrittenCall:
     try:
         value = json.loads(arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return WrittenCall(name, error=f"not valid JSON: {error}")
     return (
         WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, error='"arguments" is not an object')

@@ -10,13 +10,14 @@ from contextlib import aclosing
 from typing import Any
 
 from rstar_ray.agent.chat_request import (
-    BadRequest,
     ChatRequest,
     Finished,
     closing_delta,
     finish_reason,
     logprobs_of,
     message_of,
+    refuse_too_long,
+    too_long,
     usage_of,
 )
 from rstar_ray.agent.token_lines import Place, TokenLines
@@ -27,8 +28,6 @@ from rstar_ray.trajectory import Completion, Sampling
 
 MAX_LINE_TOKENS = 2_000_000
 """Most tokens of one `TokenLines`; two are kept, and conversations of the dropped older one are encoded again."""
-MAX_TOKEN_CHARS = 64
-"""Upper bound of a text's average characters per token."""
 Delta = Mapping[str, Any]
 
 
@@ -52,15 +51,11 @@ class PolicyAnswers:
         Raises `BadRequest` for a request that cannot be answered, `ValueError` for messages that the chat template
         refuses, and `EngineError` if the engine has ended.
         """
-        if (
-            sum(len(str(message.get("content"))) for message in request.messages)
-            > MAX_TOKEN_CHARS * self._context_tokens
-        ):
-            raise _too_long("the messages are longer than the context")  # checked before encoding, which takes seconds
+        refuse_too_long(request, self._context_tokens)
         place = self._lines.place(request)
         room = self._context_tokens - len(place.prompt_ids)
         if room <= 0:
-            raise _too_long(f"the messages are {len(place.prompt_ids)} tokens, the context {self._context_tokens}")
+            raise too_long(f"the messages are {len(place.prompt_ids)} tokens, the context {self._context_tokens}")
         tools = request.tools if request.reads_calls else ()
         reader = AnswerReader(self._chat, place.prompt_ids, tools=tools, parallel=request.parallel, stop=request.stop)
         name = secrets.token_hex(12)
@@ -105,10 +100,6 @@ class PolicyAnswers:
 
     def _logprobs(self, token_ids: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
         return logprobs_of([self._chat.decode([one]) for one in token_ids], values[: len(token_ids)])
-
-
-def _too_long(problem: str) -> BadRequest:
-    return BadRequest(f"{problem}. Hint: shorten them", code="context_length_exceeded")
 
 
 def deltas(pieces: Sequence[Piece]) -> list[Delta]:

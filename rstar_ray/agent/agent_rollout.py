@@ -158,8 +158,9 @@ async def _completed(
 def until_stop(completion: Completion, stop: Sequence[str], chat: ChatFormat) -> Completion:
     """The tokens up to the one that completes a stop string."""
     text, decoder = "", TextOfTokens(chat.decode)
+    longest = max(map(len, stop), default=0)
     for count, token in enumerate(completion.token_ids if stop else (), 1):
-        text += decoder.after([token])
+        text = text[-longest:] + decoder.after([token])
         if any(one in text for one in stop):
             return replace(
                 completion,

@@ -71,6 +71,20 @@ class ChatRequest:
         )
 
 
+MAX_TOKEN_CHARS = 64
+"""Upper bound of a text's average characters per token."""
+
+
+def refuse_too_long(request: ChatRequest, context_tokens: int) -> None:
+    """Raises `BadRequest` for messages that do not fit for certain: encoding them would take seconds."""
+    if sum(len(str(message.get("content"))) for message in request.messages) > MAX_TOKEN_CHARS * context_tokens:
+        raise too_long("the messages are longer than the context")
+
+
+def too_long(problem: str) -> BadRequest:
+    return BadRequest(f"{problem}. Hint: shorten them", code="context_length_exceeded")
+
+
 def read_request(body: bytes) -> ChatRequest:
     """Parse a request body. Raises `BadRequest` that names the field."""
     return request_of(read_object(body))
@@ -242,11 +256,19 @@ def message_of(answer: Answer, name: str) -> dict[str, Any]:
             {
                 "id": f"call_{zlib.crc32(name.encode()):08x}{number:04x}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                "function": {
+                    "name": _whole(call.name),
+                    "arguments": _whole(json.dumps(call.arguments, ensure_ascii=False)),
+                },
             }
             for number, call in enumerate(answer.calls)
         ]
     return message
+
+
+def _whole(text: str) -> str:
+    """The text without halves of surrogate pairs, which clients cannot send back."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def closing_delta(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from rstar_ray.agent.chat_request import (
     finish_reason,
     logprobs_of,
     message_of,
+    refuse_too_long,
     usage_of,
 )
 from rstar_ray.agent.rollout import RolloutState
@@ -273,8 +274,11 @@ class AgentSession:
                 continue
             with self._refusing(pending):
                 try:
+                    refuse_too_long(pending.request, self.context_tokens)
                     place = self._lines.place(pending.request)
                 except ValueError as refused:
+                    if isinstance(refused, BadRequest) and refused.code == "context_length_exceeded":
+                        self._latest = replace(self._latest, refused=StopReason.TRUNCATED)
                     bad = refused if isinstance(refused, BadRequest) else BadRequest(str(refused))
                     self._refuse(pending, bad)
                     continue

@@ -187,7 +187,8 @@ def _key(message: Mapping[str, Any]) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
+    """Numbers are compared by value: JavaScript writes 2.0 as 2."""
+    return json.loads(value if isinstance(value, str) else json.dumps(value), parse_int=float)
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar_ray.chat.call_syntax import MISTRAL_MARKER, Marked, WrittenCall
+from rstar_ray.chat.call_syntax import Marked, WrittenCall
 from rstar_ray.chat.streamed import PieceKind, Streamed, where_calls_stand
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import written_calls
@@ -50,10 +50,11 @@ class AnswerReader:
         """
         self._chat = chat
         self._tools = {str(tool["function"]["name"]): tool["function"] for tool in tools}
+        self._syntax = chat.syntax.for_tools(tools) if tools else chat.syntax
         self._parallel = parallel
         self._stop = [text for text in stop if text]
         self._inside = inside_thought(chat, prompt_ids)
-        self._held = bool(tools) and not isinstance(chat.syntax, Marked)
+        self._held = bool(tools) and not isinstance(self._syntax, Marked)
         self._view = Streamed(
             chat.profile.thought, inside=self._inside, call_markers=chat.call_markers if tools else ()
         )
@@ -70,8 +71,9 @@ class AnswerReader:
             if self.stopped_by:
                 break
             self._num_tokens += len(token)
+            before = len(self._text)
             self._text += self._decoder.after([one for one in token if one not in self._chat.profile.stop_token_ids])
-            self._cut_at_stop()
+            self._cut_at_stop(before)
         until = len(self._text) if self.stopped_by else len(self._text) - self._may_begin_stop()
         new, self._shown = self._text[self._shown : until], max(until, self._shown)
         return self._pieces(self._view.feed(new))
@@ -80,8 +82,9 @@ class AnswerReader:
         """The last pieces, and the message, whose content is the concatenated pieces of content."""
         new, self._shown = self._text[self._shown :], len(self._text)
         pieces = self._pieces([*self._view.feed(new), *self._view.end()])
-        calls, unreadable = self._calls()
-        rest = self._rest(calls)
+        written = self._written()
+        calls = self._typed([call for call in written if call.error is None])
+        rest = self._rest([call for call in written if call.error is None])
         if rest:
             self._parts[PieceKind.SAID].append(rest)
             pieces.append((PieceKind.SAID, rest))
@@ -90,7 +93,7 @@ class AnswerReader:
             content=content,
             reasoning=reasoning,
             calls=calls,
-            unreadable=unreadable,
+            unreadable=tuple(call.error for call in written if call.error is not None),
             num_tokens=self._num_tokens,
             stopped_by=self.stopped_by,
         )
@@ -108,36 +111,41 @@ class AnswerReader:
                 pieces.append((kind, text))
         return pieces
 
-    def _calls(self) -> tuple[tuple[WrittenCall, ...], tuple[str, ...]]:
+    def _written(self) -> list[WrittenCall]:
         if not self._tools:
-            return (), ()
-        thought = self._chat.profile.thought
-        text = where_calls_stand(self._text, thought, inside=self._inside)
-        written = written_calls(text, self._chat.syntax, self._tools)
-        read = [call for call in written if call.error is None]
-        if not self._chat.syntax.typed:
+            return []
+        text = where_calls_stand(self._text, self._chat.profile.thought, inside=self._inside)
+        return written_calls(text, self._syntax, self._tools)
+
+    def _typed(self, read: Sequence[WrittenCall]) -> tuple[WrittenCall, ...]:
+        if not self._syntax.typed:
             read = [
                 WrittenCall(call.name, typed(call.arguments, self._tools.get(call.name, {}).get("parameters") or {}))
                 for call in read
             ]
-        calls = tuple(read if self._parallel else read[:1])
-        return calls, tuple(call.error for call in written if call.error is not None)
+        return tuple(read if self._parallel else read[:1])
 
-    def _rest(self, calls: Sequence[WrittenCall]) -> str:
+    def _rest(self, read: Sequence[WrittenCall]) -> str:
         """Content that was held back and is not part of a call."""
         if self._held:
             said = "".join(self._unshown)
-            before, marker, _ = said.partition(MISTRAL_MARKER)
-            return said if not calls else before if marker else ""
-        return "".join(text for text in self._view.call_texts if not (calls and self._reads(text)))
+            before, marker, _ = said.partition(self._syntax.opens) if self._syntax.opens else ("", "", "")
+            return said if not read else before if marker else ""
+        rest: list[str] = []
+        left = [(call.name, call.arguments) for call in read]
+        for text in self._view.call_texts:
+            found = [(call.name, call.arguments, call.error) for call in self._syntax.read(text)]
+            if found and all(error is None and (name, given) in left for name, given, error in found):
+                for name, given, _ in found:
+                    left.remove((name, given))
+            else:  # malformed, or only quoted
+                rest.append(text)
+        return "".join(rest)
 
-    def _reads(self, text: str) -> bool:
-        found = self._chat.syntax.read(text)
-        return bool(found) and all(call.error is None for call in found)
-
-    def _cut_at_stop(self) -> None:
+    def _cut_at_stop(self, before: int) -> None:
+        """Cut the text, of which `before` characters were searched already."""
         longest = max(map(len, self._stop), default=0)
-        begin = max(0, self._shown - longest)
+        begin = max(0, before - longest)
         found = ((at, text) for text in self._stop if (at := self._text.find(text, begin)) >= 0)
         at, text = min(found, default=(-1, ""))
         if text:
@@ -172,7 +180,8 @@ class TextOfTokens:
             return ""
         self._pending += piece
         text = self._decode([*self._before, *self._pending])
-        whole = text.rstrip("\ufffd")
+        # An incomplete character is at most three replacement characters; more are not text.
+        whole = text if text.endswith("\ufffd" * 4) else text.rstrip("\ufffd")
         new = whole[self._shown :]
         self._shown = max(self._shown, len(whole))
         if whole == text:

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from rstar_ray.chat.scan import SPACES, Scan, past
 
@@ -36,6 +36,15 @@ class CallSyntax(Protocol):
     @property
     def typed(self) -> bool:
         """Arguments are JSON values; otherwise all are text, and the tool's schema gives their types."""
+        ...
+
+    @property
+    def opens(self) -> str:
+        """The text that begins a call; empty if unknown."""
+        ...
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> "CallSyntax":
+        """The syntax for calls of these tools, as `{"type": "function", "function": {...}}`."""
         ...
 
     def attempts(self, text: str) -> bool:
@@ -108,6 +117,9 @@ class Marked:
     written: Callable[[str, Mapping[str, Any]], str]
     whole: WholeFn
     around: tuple[str, str] = ("", "")  # text around all calls of a turn
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        return self
 
     def attempts(self, text: str) -> bool:
         return self.opens in text
@@ -391,6 +403,10 @@ class LlamaJson:
 
     name: str = "llama_json"
     typed: bool = True
+    opens: str = _PYTHON_TAG
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        return self
 
     def attempts(self, text: str) -> bool:
         return _LLAMA_BEGINS.match(text) is not None
@@ -440,6 +456,10 @@ class Mistral:
 
     name: str = "mistral"
     typed: bool = True
+    opens: str = MISTRAL_MARKER
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        return self
 
     def attempts(self, text: str) -> bool:
         return MISTRAL_MARKER in text

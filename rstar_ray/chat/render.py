@@ -88,7 +88,7 @@ class Renderer:
 
     def _tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
         function = tools[0].get("function", tools[0])
-        named = list(function.get("parameters", {}).get("properties", {})) or ["argument"]
+        named = list((function.get("parameters") or {}).get("properties") or {}) or ["argument"]
         example = self._syntax.write("name_of_the_function", {named[0]: "..."})
         schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return TOOLS_TEXT.format(schemas=schemas, example=example)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, WrittenCall
+from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked, WrittenCall
 from rstar_ray.chat.chat_profile import THOUGHTS, ChatProfile, Frame, TemplateFacts, Thought
 from rstar_ray.chat.render import Message, Renderer
 from rstar_ray.config import ChatConfig
@@ -269,7 +269,7 @@ class _TemplateProbe:
                 if syntax.read(said[begin:])[:1] == [WrittenCall(PROBE_NAME, PROBE_ARGUMENTS)]:
                     self._syntax = syntax
                     return syntax.name
-                if hasattr(syntax, "opens"):
+                if isinstance(syntax, Marked):
                     break  # its marker may be at any position
         said = rendered.split(USER, 1)[-1]
         known = next((name for begins, name in VLLM_PARSERS.items() if begins in said), "")

@@ -161,15 +161,17 @@ class TokenizerChat:
     def _rendered_ids(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[int]:
-        spelled = {
-            f"\u2402rstar {number}\u2403": str(message["content"])
-            for number, message in enumerate(messages)
-            if self.control_tokens.search(str(message["content"]))
-        }
-        marks = dict(zip(spelled.values(), spelled, strict=False))
-        marked = [
-            {**message, "content": marks.get(str(message["content"]), message["content"])} for message in messages
-        ]
+        if tools and self.control_tokens.search(json.dumps(tools, ensure_ascii=False)):
+            raise ValueError("the tools spell a control token of the model")
+        spelled: dict[str, str] = {}
+        marked: list[Mapping[str, Any]] = []
+        for number, message in enumerate(messages):
+            content = str(message["content"])
+            if self.control_tokens.search(content):
+                mark = f"\u2402rstar {number}\u2403"
+                spelled[mark] = self._inside_frame(content) if message["role"] == "tool" else content
+                message = {**message, "content": mark}
+            marked.append(message)
         for number, message in enumerate(messages, 1):
             others = json.dumps([message.get("reasoning_content"), message.get("tool_calls")], ensure_ascii=False)
             if self.control_tokens.search(others):
@@ -186,6 +188,11 @@ class TokenizerChat:
             ids += self.encoder.encode(part, after=before) if words is None else self._words(words, after=before)
             before = (part if words is None else _WORDS) or before
         return ids
+
+    def _inside_frame(self, content: str) -> str:
+        """A tool's result as the template writes it, between quotes where it is quoted."""
+        frame = self.profile.tool_frame
+        return frame.words(content)[1:-1] if frame.quotes else content
 
     def as_content(self, reading: Reading, *, after_tools: bool) -> str:
         """A turn as a message of the conversation, with the thought that the prompt had opened."""

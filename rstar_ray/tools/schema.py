@@ -16,6 +16,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
+_BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 def schema_faults(schema: object) -> list[str]:
@@ -49,10 +50,11 @@ def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> s
     for name, value in arguments.items():
         if name not in properties:
             return f'"{str(name)[:40]}" is unknown; the arguments are {", ".join(properties) or "none"}'
-        kinds = _kinds(properties[name])
+        one = _without_references(properties[name], schema)
+        kinds = _kinds(one)
         if kinds and not any(_is_a(value, kind) for kind in kinds):
             return f'"{name}" is not of type {" or ".join(kinds)}'
-        choices = properties[name].get("enum")
+        choices = one.get("enum")
         if isinstance(choices, list) and value not in choices:
             return f'"{name}" is not one of {", ".join(str(choice) for choice in cast(list[Any], choices))[:200]}'
     return None
@@ -67,7 +69,30 @@ def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, 
     {'limit': 3, 'name': '3'}
     """
     properties = _object(schema.get("properties"))
-    return {name: _typed(value, _object(properties.get(name))) for name, value in arguments.items()}
+    return {
+        name: _typed(value, _without_references(_object(properties.get(name)), schema))
+        for name, value in arguments.items()
+    }
+
+
+def _without_references(one: Mapping[str, Any], schema: Mapping[str, Any], depth: int = 8) -> Mapping[str, Any]:
+    """A property in which `{"$ref": "#/$defs/NAME"}`, also in its branches, is what the schema defines there.
+
+    Deeper references than `depth` are of any type.
+    """
+    if not depth:
+        return {}
+    if isinstance(reference := one.get("$ref"), str):
+        found: Mapping[str, Any] = schema
+        for part in reference.removeprefix("#/").split("/"):
+            found = _object(found.get(part))
+        return _without_references(found, schema, depth - 1)
+    branches = {
+        name: [_without_references(_object(branch), schema, depth - 1) for branch in cast(list[Any], one[name])]
+        for name in _BRANCHES
+        if isinstance(one.get(name), list)
+    }
+    return {**one, **branches}
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -107,6 +132,7 @@ def _value(word: str) -> Any:
             break
         try:
             found = read(word)
+            json.dumps(found)  # Python's literals include sets, bytes and `...`
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             continue
         return word if isinstance(found, float) and not math.isfinite(found) else found
@@ -114,7 +140,7 @@ def _value(word: str) -> Any:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a value may have, including those of `anyOf` and `oneOf`; empty if any type is allowed."""
+    """The types that a value may have, including those of branches; empty if any type is allowed."""
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return [kinds]
@@ -125,7 +151,7 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = schema.get("anyOf") or schema.get("oneOf")
+    found = next((schema[name] for name in _BRANCHES if schema.get(name)), None)
     return [one for one in cast(list[Any], found) if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
