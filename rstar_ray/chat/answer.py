@@ -180,11 +180,13 @@ class TextOfTokens:
             return ""
         self._pending += piece
         text = self._decode([*self._before, *self._pending])
-        # An incomplete character is at most three replacement characters; more are not text.
-        whole = text if text.endswith("\ufffd" * 4) else text.rstrip("\ufffd")
+        whole, known = text.rstrip("\ufffd"), len(self._pending)
+        if len(text) - len(whole) > 3:  # not one incomplete character, but the last three tokens may begin one
+            known -= 3
+            whole = self._decode([*self._before, *self._pending[:known]]) if known > 0 else whole
         new = whole[self._shown :]
         self._shown = max(self._shown, len(whole))
-        if whole == text:
-            self._before, self._pending = self._pending, []
+        if known > 0 and (whole == text or known < len(self._pending)):
+            self._before, self._pending = self._pending[:known], self._pending[known:]
             self._shown = len(self._decode(self._before))
         return new

@@ -360,6 +360,7 @@ async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout
             "n": good | {"n": 2},
             "image": good | {"messages": [{"role": "user", "content": image}]},
             "context": good | {"messages": [{"role": "user", "content": "word " * 3_000}]},
+            "far beyond the context": good | {"messages": [{"role": "user", "content": "word " * 500_000}]},
         }
         async with aiohttp.ClientSession(base_url=endpoint.base_url + "/") as http:
             for name, body in bodies.items():
@@ -383,7 +384,7 @@ async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout
         assert len(state.turns) == 3 and state.reward == 1.0
         with pytest.raises(openai.APIStatusError) as late:
             await ask(kept[0], "after the end")
-    bad = dict.fromkeys(("no JSON", "n", "image", "context", "gzip"), 400)
+    bad = dict.fromkeys(("no JSON", "n", "image", "context", "far beyond the context", "gzip"), 400)
     assert statuses == {**bad, "big": 413, "model": 404, "key": 401}
     assert late.value.status_code == 410
 

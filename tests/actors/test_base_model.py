@@ -109,8 +109,26 @@ def test_vllms_parser_reads_what_ours_does(name: str):
     assert theirs.read("no call") == []
 
 
+def test_vllms_parser_reads_the_tools_of_a_request():
+    width = {"type": "object", "properties": {"width": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "plot", "parameters": width}}]
+    text = "<seed:tool_call><function=plot><parameter=width>3</parameter></function></seed:tool_call>"
+    tokenizer = tokenizer_of(replace(BASE, special=(*BASE.special, "<seed:tool_call>", "</seed:tool_call>")))
+    ours = VllmCalls("seed_oss", tokenizer, TOOLS)
+    assert ours.for_tools(tools).read(text) == [WrittenCall("plot", {"width": 3})]
+    assert ours.read(text) != [WrittenCall("plot", {"width": 3})]
+
+
 def test_what_vllms_parser_cannot_read_is_still_a_call_and_an_unknown_parser_is_refused():
     (call,) = VllmCalls("hermes", tokenizer_of(BASE), TOOLS).read("<tool_call>nonsense</tool_call>")
     assert call.error == "vllm:hermes cannot read what follows <tool_call>"
+    for name, opens, body in (
+        ("internlm", "<|action_start|>", '<|plugin|>{"name": "f", "parameters": {"a": }}<|action_end|>'),
+        ("internlm", "<|action_start|>", "<|plugin|>{}<|action_end|>"),
+        ("phi4_mini_json", "functools", '[{"name": "f", "arguments": {"a": }}]'),
+        ("hunyuan_a13b", "<tool_calls>", '[{"name": "f", "arguments": {"a": }}]</tool_calls>'),
+    ):
+        (call,) = VllmCalls(name, tokenizer_of(BASE), TOOLS).read(opens + body)
+        assert call.error and f"vllm:{name} cannot read what follows {opens}" in call.error
     with pytest.raises(ConfigError, match=r"--chat\.parser: vLLM has no tool parser 'best'"):
         VllmCalls("best", tokenizer_of(BASE), TOOLS)

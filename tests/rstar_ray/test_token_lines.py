@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, message_of, read_request
 from rstar_ray.agent.token_lines import Place, TokenLines
-from rstar_ray.chat.answer import AnswerReader
+from rstar_ray.chat.answer import AnswerReader, TextOfTokens
 from rstar_ray.chat.resolve import resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
@@ -205,6 +205,53 @@ def test_words_of_a_client_spell_no_control_token():
     assert [one for one in spelled if one in control] == [one for one in plain if one in control]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_a_surrogate_pair_in_a_call_of_the_history_is_a_replaced_character(name: str):
+    harness = Harness(name, random.Random(1))
+    function = {"name": "search", "arguments": json.dumps({"query": "\ud83d"})}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    result = {"role": "tool", "tool_call_id": "1", "content": "Bob"}
+    messages = [*harness.messages, {"role": "assistant", "content": "", "tool_calls": calls}, result]
+    assert harness.lines.place(harness.request(messages)).prompt_ids
+
+
+@pytest.mark.parametrize(
+    ("written", "sent_back"), [("2.0", "2"), ("1e3", "1000"), ("9007199254740993", "9007199254740992")]
+)
+def test_a_call_is_found_by_the_values_of_its_numbers(written: str, sent_back: str):
+    harness = Harness("qwen3", random.Random(1))
+    first = harness.request(harness.messages)
+    place = harness.lines.place(first)
+    text = f'<tool_call>\n{{"name": "search", "arguments": {{"limit": {written}}}}}\n</tool_call><|im_end|>'
+    ids = list(harness.chat.tokenizer.encode(text, add_special_tokens=False))
+    reader = AnswerReader(harness.chat, place.prompt_ids, tools=TOOLS)
+    reader.feed(ids)
+    message = message_of(reader.end()[1], "0")
+    harness.lines.add(place, first, ids, message, called=["search"], ended=True)
+    (call,) = message["tool_calls"]
+    changed = {**call, "function": {"name": "search", "arguments": f'{{"limit":{sent_back}}}'}}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "Bob"}
+    messages = [*harness.messages, {**message, "tool_calls": [changed]}, result]
+    assert harness.lines.place(harness.request(messages)).parent == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_result_on_a_new_line_is_written_as_after_a_turn_and_tools_spell_no_control_token(name: str):
+    chat, spelled = CHATS[name], FAMILIES[name].special[0]
+    function = {"name": "search", "arguments": {"query": "a"}}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    text = f'say "x"\n{spelled} so'
+    whole = chat.decode(chat.request_ids([*messages, {"role": "tool", "content": text}], TOOLS))
+    assert whole.endswith(chat.decode(chat.continuation_ids(["search"], [{"role": "tool", "content": text}])))
+    tool = {"type": "function", "function": {"name": "search", "description": spelled, "parameters": QUERY}}
+    with pytest.raises(ValueError, match="the tools spell a control token"):
+        chat.request_ids(messages[:1], [tool])
+    without = {"type": "function", "function": {"name": "search", "description": "?", "parameters": None}}
+    if name not in ("qwen3.5", "qwen3.6", "glm4.5"):
+        assert chat.request_ids(messages[:1], [without])
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -256,6 +303,30 @@ def test_calls_without_a_closing_marker_are_held_back_and_words_are_not_lost():
     call = '{"name": "search", "parameters": {"query": "a"}}'
     assert read("llama3.1", f"{call}<|eot_id|>")[0]["content"] is None
     assert read("llama3.1", "It is 1.<|eot_id|>")[:2] == ({"role": "assistant", "content": "It is 1."}, "It is 1.")
+
+
+def test_only_the_calls_that_count_are_taken_out_of_the_content():
+    message, shown, _ = read("qwen3", f"Write `{CALL}` so.\n{CALL.replace('search', 'look_up')}<|im_end|>")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look_up"]
+    assert CALL in message["content"] and shown == message["content"]
+
+
+def test_half_a_surrogate_pair_in_a_call_is_a_replaced_character_for_the_client():
+    message, _, _ = read("qwen3", CALL.replace('"a"', '"\\ud83d"') + "<|im_end|>")
+    (call,) = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"query": "?"}
+
+
+def test_bytes_that_are_no_text_are_decoded_in_linear_time():
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return bytes(ids).decode("utf-8", "replace")
+
+    decoder = TextOfTokens(decode)
+    text = "".join(decoder.after([byte]) for byte in b"\x80" * 1_000 + "ünï 🙂".encode())
+    assert text.endswith("ünï 🙂") and sum(decoded) < 20_000
 
 
 @pytest.mark.parametrize("size", [1, 5, 1_000])

@@ -107,6 +107,13 @@ def test_arguments_that_do_not_fit_are_reported_to_the_model(arguments: dict[str
         ({"type": "array"}, '[1, "a", true]', [1, "a", True]),
         ({"type": "array"}, "['a', None]", ["a", None]),
         ({"type": "array"}, "[1, 2", "[1, 2"),
+        ({"type": "array"}, "[1, 2, ...]", "[1, 2, ...]"),
+        ({"type": "array"}, "[b'a', {1}, 1j]", "[b'a', {1}, 1j]"),
+        ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
+        ({"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/Point"}]}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/Itself"}, "3", "3"),
+        ({"$ref": "#/$defs/Absent"}, "3", "3"),
         ({"type": "array"}, "[" * 5_000 + "]" * 5_000, "[" * 5_000 + "]" * 5_000),
         ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
         ({"type": "object"}, "__import__('os')", "__import__('os')"),
@@ -125,5 +132,7 @@ def test_arguments_that_do_not_fit_are_reported_to_the_model(arguments: dict[str
 def test_arguments_written_as_text_have_the_types_of_the_schema_or_stay_text(
     kind: dict[str, Any], text: str, value: object
 ):
-    (found,) = typed({"a": text}, {"type": "object", "properties": {"a": kind}}).values()
+    definitions = {"Point": {"type": "object"}, "Itself": {"anyOf": [{"$ref": "#/$defs/Itself"}, {"type": "null"}]}}
+    schema = {"type": "object", "properties": {"a": kind}, "$defs": definitions}
+    (found,) = typed({"a": text}, schema).values()
     assert found == value and type(found) is type(value)
