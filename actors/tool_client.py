@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -182,6 +183,7 @@ class RolloutTools:
         self._tools = tools
         self._rollout_id = state.request.rollout_id
         self._seed = state.request.seed
+        self._num_runs: Counter[tuple[str, ...]] = Counter()
         self._problem = state.request.problem
         self._environment = self._problem.environment or tools.environment
         self._memories = dict(state.memories)
@@ -213,8 +215,9 @@ class RolloutTools:
         return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=wall_s, memory=memory)
 
     def _seed_of(self, *program: str) -> int:
-        """32 bits. Another rollout draws other random numbers; a repeated rollout draws the same, in any order."""
-        return derive_seed(self._seed, "program", *program) >> 31
+        """32 bits: the same for a repeated rollout, another one for a sibling, and if the program runs again."""
+        self._num_runs[program] += 1
+        return derive_seed(self._seed, "program", *program, self._num_runs[program]) >> 31
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
         """Raises `ToolError` where the environment failed: its replies are not part of the training data."""

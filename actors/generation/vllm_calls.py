@@ -1,5 +1,6 @@
 """vLLM's tool parsers as call syntaxes, for model families without a parser here (`--chat.parser vllm:NAME`)."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,17 +28,30 @@ class VllmCalls:
                 "--chat.parser", f"vLLM has no tool parser {name!r}", "see its documentation"
             ) from unknown
         self._tokenizer = tokenizer
-        asked = {"messages": [{"role": "user", "content": ""}], "tools": [dict(tool) for tool in tools]}
-        self._request: Any = ChatCompletionRequest.model_validate(asked)
+        self._request_type = ChatCompletionRequest
+        self._request = self._request_with(tools)
         begins = next((begins for begins, parser in VLLM_PARSERS.items() if parser == name), "")
         try:
-            self.opens = _marker(self._parser(tokenizer, self._request.tools)) or begins
-        except Exception as failed:  # most: a token of the calls is not in the vocabulary
-            problem = f"vLLM's tool parser {name!r} refuses this tokenizer ({one_line(failed)})"
+            parser = self._parser(tokenizer, self._request.tools)
+            parser.extract_tool_calls("", self._request)
+            self.opens = _marker(parser) or begins
+        except Exception as failed:  # such as a token of the calls that is not in the vocabulary
+            problem = f"vLLM's tool parser {name!r} cannot be used ({one_line(failed)})"
             raise ConfigError("--chat.parser", problem, "give the parser of the model's family") from failed
 
     def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> "VllmCalls":
-        return VllmCalls(self.name.removeprefix("vllm:"), self._tokenizer, tools)
+        made = copy.copy(self)
+        made._request = self._request_with(tools)
+        return made
+
+    def _request_with(self, tools: Sequence[Mapping[str, Any]]) -> Any:
+        """A request as parsers read it; of a tool they read the name and the parameters."""
+        read = [
+            {"type": "function", "function": {name: tool["function"].get(name) for name in ("name", "parameters")}}
+            for tool in tools
+        ]
+        asked = {"messages": [{"role": "user", "content": ""}], "tools": read}
+        return self._request_type.model_validate(asked)
 
     def attempts(self, text: str) -> bool:
         """Whether the text has the parser's marker; True if the parser has none."""

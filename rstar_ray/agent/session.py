@@ -278,6 +278,8 @@ class AgentSession:
                     place = self._lines.place(pending.request)
                 except ValueError as refused:
                     if isinstance(refused, BadRequest) and refused.code == "context_length_exceeded":
+                        if not self._latest.cut:  # results that exceed the budget count
+                            self._results += self._results_in(pending.request, NEW)
                         self._latest = replace(self._latest, refused=StopReason.TRUNCATED)
                     bad = refused if isinstance(refused, BadRequest) else BadRequest(str(refused))
                     self._refuse(pending, bad)

@@ -181,9 +181,13 @@ class TextOfTokens:
         self._pending += piece
         text = self._decode([*self._before, *self._pending])
         whole, known = text.rstrip("\ufffd"), len(self._pending)
-        if len(text) - len(whole) > 3:  # not one incomplete character, but the last three tokens may begin one
-            known -= 3
-            whole = self._decode([*self._before, *self._pending[:known]]) if known > 0 else whole
+        if len(text) - len(whole) > 3:  # not one incomplete character, but one of the last three tokens may begin one
+            known = max(0, known - 3)
+            for end in range(len(self._pending) - 1, known - 1, -1):
+                decoded = self._decode([*self._before, *self._pending[:end]])
+                if end and (end == known or not decoded.endswith("\ufffd")):
+                    whole, known = decoded, end
+                    break
         new = whole[self._shown :]
         self._shown = max(self._shown, len(whole))
         if known > 0 and (whole == text or known < len(self._pending)):

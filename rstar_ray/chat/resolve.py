@@ -61,7 +61,6 @@ def resolve(tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -
 VLLM_PARSERS = {
     "<|tool_call_start|>[": "lfm2",
     "<|tool_call>call:": "gemma4",
-    "<|channel|>commentary": "openai",
     "<|tool_calls_section_begin|>": "kimi_k2",
     "<atem:function_calls>": "muse_glimmer",
     "<seed:tool_call>": "seed_oss",

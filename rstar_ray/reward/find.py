@@ -122,7 +122,7 @@ def as_integer(text: str) -> int | None:
 
 
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*(?:$|[).:,]|\s-)")
-_ANOTHER = re.compile(r"\s*\)?\s*,\s*\(?\s*[A-Za-z]\s*\)?\s*(?:$|,|and\b|or\b|&)")  # in a list of letters
+_ANOTHER = re.compile(r"\s*\)?\s*,\s*\(?\s*[A-Za-z]\s*\)?\s*(?:\.?\s*$|,|and\b|or\b|&)")  # in a list of letters
 
 
 def chosen_letter(answer: str) -> str | None:

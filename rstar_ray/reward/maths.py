@@ -41,14 +41,16 @@ _NUMBER = re.compile(
     r"(?: ?(?:(?:\\times|\\cdot) ?10 ?\^|[eE]) ?\{? ?(?P<power>[+-]?\d{1,3}) ?\}?)?)"
 )
 _DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d{2,}")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LISTED = re.compile(r"[(\[][^()\[\]]*,|\\\{")
 _UNIT = re.compile(
     r"(?<=[\d})\]i])(?: ?(?:\\?%|\^ ?\{? ?\\circ ?\}? ?(?:\\text ?\{ ?[CF] ?\}|[CF])?|_ ?\{? ?\d+ ?\}?|[€£]"
     r"|\\text ?\{[^{}\d]*\}|(?:[ckm]?m|k?g|ft|in|mph|ml|pct|rad|deg|sec|hrs?)(?<!p[a-z]))| \(?[a-z]{3,20}\)?)"
     r"(?: ?\^ ?\{?[23]\}?)?$"
 )
 _NO_UNIT = re.compile(
-    r"hundred|thousand|illion|dozen|hal[fv]|third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|lakh|crore|factorial|squared|cubed|choose|mod|plus|minus|times|over"
+    r"hundred|thousand|illion|dozen|hal[fv]|third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|lakh"
+    r"|crore|factorial|squared|cubed|choose|mod|plus|minus|times|over"
     r"|not|least|most|otherwise|infinity|maybe|\b(?:or|and|is|to|if|[^\W\dmglshCF_])\b"
 )
 _UNITS = {
@@ -86,8 +88,8 @@ def decide(answer: str, truth: str) -> bool | Pair:
     for one, other in ((ours, theirs), (theirs, ours)):
         if _DECIMAL_COMMA.fullmatch(one) and "," not in other and number(one.replace(",", ".")) == number(other):
             return True
-    if ("," in ours) != ("," in theirs):  # not a list
-        ours, theirs = _THOUSANDS.sub("", ours), _THOUSANDS.sub("", theirs)
+    if ("," in ours) != ("," in theirs) and not _LISTED.search(ours + theirs):  # neither a list nor an interval
+        ours, theirs = (_THOUSANDS.sub(lambda found: found[0].replace(",", ""), text) for text in (ours, theirs))
     if _BRACED.sub("", theirs).count("=") > 1 and "," not in theirs:  # a chain of equations ends with the value
         ours, theirs = (text.rpartition("=")[2].strip() for text in (ours, theirs))
     (name, ours), (true_name, theirs) = _split_name(ours), _split_name(theirs)
@@ -126,7 +128,7 @@ def number(text: str) -> Fraction | None:
 def _work(text: str) -> list[int]:
     """Counts: whole numbers as fractions or roots; sums, powers, products of numbers; functions and long decimals."""
     fractions = re.findall(
-        r"(?<![\d^_])(?<!\\sqrt)(?<!\\sqrt )(\d{1,200}) ?/ ?(\d{1,200})", _FRACTION.sub(r" \1/\2", text)
+        r"(?<![\d_])(?<![a-zA-Z]\^)(?<!\\sqrt)(?<!\\sqrt )(\d{1,200}) ?/ ?(\d{1,200})", _FRACTION.sub(r" \1/\2", text)
     )
     roots = sum(round(int(root) ** 0.5) ** 2 == int(root) for root in re.findall(r"\\sqrt ?\{? ?(\d{1,15})", text))
     patterns = (

@@ -45,7 +45,7 @@ HASHED_WITHIN_S = 3_600.0
 """Deadline for hashing all files of a checkpoint: 60 MB/s are enough for a learner of 14B."""
 NONE_UNDAMAGED = (
     "restore one from a backup or mount its file system, name another run directory, or start the stage again after "
-    "`.venv/bin/python -m rstar_ray.run_dir forget`, which deletes its records"
+    "`.venv/bin/python -m rstar_ray.run_dir forget {path} --stage {stage} --yes`, which deletes its records"
 )
 RUN_FORMAT = 1
 """Format of a run directory; a version of rstar_ray refuses a higher format than its own."""
@@ -278,13 +278,13 @@ class RunDir:
         known += [folder.name for folder in _folders(self.checkpoints_path, f"{QUARANTINED}{stage}-step-")]
         if known:
             problem = f"{self.checkpoints_path} has no undamaged checkpoint of {stage} ({_listed(known, '; ')})"
-            raise ConfigError("--run-dir", problem, NONE_UNDAMAGED)
+            raise ConfigError("--run-dir", problem, NONE_UNDAMAGED.format(path=self.path, stage=stage))
         rows = read_rows(self.path / "metrics.jsonl")
-        if (
-            last := max((row.get("step", 0) for row in rows if row.get("stage") == stage), default=0)
-        ) > 2 * every_steps:
+        last = max((row.get("step", 0) for row in rows if row.get("stage") == stage), default=0)
+        at_first = self.configs().get(stage, {}).get("checkpoint", {}).get("every_steps", 0)
+        if last > 2 * max(every_steps, at_first):
             problem = f"{self.checkpoints_path} has no checkpoint of {stage}, of which {last} steps are recorded"
-            raise ConfigError("--run-dir", problem, NONE_UNDAMAGED)
+            raise ConfigError("--run-dir", problem, NONE_UNDAMAGED.format(path=self.path, stage=stage))
         return None
 
     def finish_stage(self, stage: str, step: int) -> None:

@@ -75,7 +75,7 @@ def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _without_references(one: Mapping[str, Any], schema: Mapping[str, Any], depth: int = 8) -> Mapping[str, Any]:
+def _without_references(one: Mapping[str, Any], schema: Mapping[str, Any], depth: int = 4) -> Mapping[str, Any]:
     """A property in which `{"$ref": "#/$defs/NAME"}`, also in its branches, is what the schema defines there.
 
     Deeper references than `depth` are of any type.

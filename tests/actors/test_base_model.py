@@ -114,6 +114,7 @@ def test_vllms_parser_reads_the_tools_of_a_request():
     tools = [{"type": "function", "function": {"name": "plot", "parameters": width}}]
     text = "<seed:tool_call><function=plot><parameter=width>3</parameter></function></seed:tool_call>"
     tokenizer = tokenizer_of(replace(BASE, special=(*BASE.special, "<seed:tool_call>", "</seed:tool_call>")))
+    tools[0]["function"] |= {"description": ["odd"], "strict": "perhaps"}
     ours = VllmCalls("seed_oss", tokenizer, TOOLS)
     assert ours.for_tools(tools).read(text) == [WrittenCall("plot", {"width": 3})]
     assert ours.read(text) != [WrittenCall("plot", {"width": 3})]
@@ -132,3 +133,5 @@ def test_what_vllms_parser_cannot_read_is_still_a_call_and_an_unknown_parser_is_
         assert call.error and f"vllm:{name} cannot read what follows {opens}" in call.error
     with pytest.raises(ConfigError, match=r"--chat\.parser: vLLM has no tool parser 'best'"):
         VllmCalls("best", tokenizer_of(BASE), TOOLS)
+    with pytest.raises(ConfigError, match=r"--chat\.parser: vLLM's tool parser 'openai' cannot be used"):
+        VllmCalls("openai", tokenizer_of(BASE), TOOLS)

@@ -174,6 +174,10 @@ async def test_what_a_program_draws_depends_on_its_rollout_and_on_itself():
 
     first, repeated, sibling = await seeds(1), await seeds(1), await seeds(2)
     assert first == repeated and len({*first.values(), *sibling.values()}) == 8
+    one = tools.open(start())
+    for _ in range(2):
+        await one.execute(calls[0])
+    assert sandbox.seeds[-1] != sandbox.seeds[-2]
     assert all(0 <= seed < 1 << 32 for seed in sandbox.seeds)
 
 

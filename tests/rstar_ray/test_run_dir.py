@@ -388,10 +388,11 @@ async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_again_by
             await run_dir.newest_undamaged_checkpoint("stage1", 10)
         assert await run_dir.newest_undamaged_checkpoint("stage2", 10) is None
         shutil.rmtree(folders)
+        (tmp_path / "config.json").write_text(json.dumps({"stage1": {"checkpoint": {"every_steps": 10}}}))
         metrics = tmp_path / "metrics.jsonl"
         for step in range(1, 21):
             append_row(metrics, {"stage": "stage1", "step": step})
-        assert await run_dir.newest_undamaged_checkpoint("stage1", 10) is None  # killed while it wrote the first
+        assert await run_dir.newest_undamaged_checkpoint("stage1", 5) is None  # killed while it wrote the first
         append_row(metrics, {"stage": "stage1", "step": 21})
         with pytest.raises(ConfigError, match="no checkpoint of stage1, of which 21 steps are recorded"):
             await run_dir.newest_undamaged_checkpoint("stage1", 10)

@@ -3,7 +3,8 @@
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -315,6 +316,26 @@ def test_half_a_surrogate_pair_in_a_call_is_a_replaced_character_for_the_client(
     message, _, _ = read("qwen3", CALL.replace('"a"', '"\\ud83d"') + "<|im_end|>")
     (call,) = message["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"query": "?"}
+
+
+def with_byte_fallback(ids: bytes) -> str:
+    """As `tokenizers.decoders.ByteFallback`: a run of bytes that is not text is one U+FFFD per byte."""
+    return "".join(_text_or_replaced(part) for part in re.findall(rb"[\x00-\x7f]+|[\x80-\xff]+", ids))
+
+
+def _text_or_replaced(part: bytes) -> str:
+    try:
+        return part.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(part)
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("decode", [with_byte_fallback, lambda ids: ids.decode("utf-8", "replace")])
+def test_characters_in_pieces_are_whole(size: int, decode: Callable[[bytes], str]):
+    text = "你😀好 ünï a中🙂" * 3 + "."
+    decoder, ids = TextOfTokens(lambda ids: decode(bytes(ids))), list(text.encode())
+    assert "".join(decoder.after(ids[at : at + size]) for at in range(0, len(ids), size)) == text
 
 
 def test_bytes_that_are_no_text_are_decoded_in_linear_time():

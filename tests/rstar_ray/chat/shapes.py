@@ -152,7 +152,7 @@ WITHOUT_A_PARSER = {
     "lfm2-v2": (Shape(Family("lfm2_v2", "<|im_end|>", (*IM, "<|tool_call_start|>", "<|tool_call_end|>"))), "lfm2"),
     "gemma-4": (Shape(Family("gemma4", "<turn|>", ("<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>"))), "gemma4"),
     "gpt-oss": (Shape(Family("gptoss", "<|return|>", ("<|start|>", "<|end|>", "<|message|>", "<|channel|>",
-                                                      "<|return|>", "<|call|>"))), "openai"),
+                                                      "<|return|>", "<|call|>"))), ""),
 }  # fmt: skip
 """With vLLM's parser where it has one."""
 

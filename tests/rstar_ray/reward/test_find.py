@@ -82,7 +82,8 @@ def test_models_of_other_habits_are_read_after_their_thought(text: str, place: P
         ("B", "B"), ("(b)", "B"), ("\\text{C}", "C"), ("D) 12", "D"), ("A.", "A"), ("**B**", "B"),
         ("$\\mathbf{(E)}$", "E"),
         ("Bananas", None), ("12", None), ("", None), ("A or B", None),
-        ("A, C", None), ("(A), (B)", None), ("A,B,C,D", None), ("A, C and D", None), ("B, because A is odd", "B"),
+        ("A, C", None), ("(A), (B)", None), ("A,B,C,D", None), ("A, C and D", None), ("A, C.", None),
+        ("B, because A is odd", "B"),
     ],
 )  # fmt: skip
 def test_a_choice_is_one_letter(text: str, letter: str | None):
