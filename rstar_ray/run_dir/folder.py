@@ -26,7 +26,6 @@ from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.durable import (
     append_row,
     read_object,
-    read_rows,
     remove_folder,
     sync_folder,
     sync_tree,
@@ -279,8 +278,9 @@ class RunDir:
         if known:
             problem = f"{self.checkpoints_path} has no undamaged checkpoint of {stage} ({_listed(known, '; ')})"
             raise ConfigError("--run-dir", problem, NONE_UNDAMAGED.format(path=self.path, stage=stage))
-        rows = read_rows(self.path / "metrics.jsonl")
-        last = max((row.get("step", 0) for row in rows if row.get("stage") == stage), default=0)
+        metrics = GrowingRows(self.path / "metrics.jsonl")
+        metrics.read()
+        last = max((row.get("step", 0) for row in metrics.rows if row.get("stage") == stage), default=0)
         at_first = self.configs().get(stage, {}).get("checkpoint", {}).get("every_steps", 0)
         if last > 2 * max(every_steps, at_first):
             problem = f"{self.checkpoints_path} has no checkpoint of {stage}, of which {last} steps are recorded"

@@ -14,7 +14,7 @@ from typing import Any, Self, TextIO
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.reward.value import SOLVED
 from rstar_ray.run_dir.best_effort import best_effort
-from rstar_ray.run_dir.durable import cut_rows, read_rows, to_row
+from rstar_ray.run_dir.durable import cut_rows, to_row
 from rstar_ray.run_dir.sinks import EXTERNAL, Sink, TensorBoard
 from rstar_ray.telemetry.registry import STEP_METRICS, step_metric
 from rstar_ray.trajectory import StopReason, TrajectorySummary
@@ -242,8 +242,6 @@ class MetricsLog:
     Opening it cuts the rows that a stopped run wrote after `after_step`, the step of the checkpoint from which the
     stage resumes (0 for a fresh start), so no step is ever logged twice. Rows of other stages stay. Each row is on
     disk when `write` returns. A sink that fails is logged once, and the run continues.
-
-    Opening raises `ConfigError` for a damaged file.
     """
 
     def __init__(
@@ -270,7 +268,6 @@ class MetricsLog:
 
     def __enter__(self) -> Self:
         self._entered = True
-        read_rows(self._path)  # a damaged row ends the run here: it could not be cut, and no step would be recorded
         with best_effort(f"{self._path.name} of {self._stage}"):
             cut_rows(self._path, stage=self._stage, after_step=self._after_step)
             self._file = self._path.open("a", encoding="utf-8")
