@@ -248,6 +248,26 @@ async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
     assert [[result.outcome for result in turn.tool_results] for turn in state.turns] == [[Outcome.ERROR], []]
 
 
+@pytest.mark.parametrize("words", [3_000, 500_000])
+async def test_a_result_that_exceeds_the_budget_counts_however_long_it_is(words: int):
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        messages: list[Any] = [{"role": "user", "content": problem.problem}]
+        tools: Any = [PYTHON_TOOL.as_schema()]
+        async with client(endpoint) as policy:
+            reply = await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+            said = reply.choices[0].message
+            assert said.tool_calls
+            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "word " * words}
+            messages += [said.model_dump(exclude_none=True), result | {"rstar_failed": True}]
+            with pytest.raises(openai.BadRequestError):
+                await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy(call("1+2")))
+    assert [[result.outcome for result in turn.tool_results] for turn in state.turns] == [[Outcome.ERROR]]
+    assert (await judged(state)).summary.stop_reason is StopReason.TRUNCATED
+
+
 async def test_a_function_of_failed_results_that_raises_is_named():
     def failed(text: str) -> bool:
         raise AttributeError(text)
