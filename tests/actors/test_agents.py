@@ -230,17 +230,25 @@ async def test_every_end_of_an_agent_has_its_name_and_reward(solve: Any, said: s
     assert reward is None or trajectory.summary.reward == reward
 
 
+PYTHON: Any = [PYTHON_TOOL.as_schema()]
+
+
+async def with_a_failed_result(policy: openai.AsyncOpenAI, problem: Problem, result: str) -> list[Any]:
+    """The messages of a rollout whose first turn called Python."""
+    messages: list[Any] = [{"role": "user", "content": problem.problem}]
+    reply = await policy.chat.completions.create(model="policy", messages=messages, tools=PYTHON)
+    said = reply.choices[0].message
+    assert said.tool_calls
+    failed = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": result, "rstar_failed": True}
+    return [*messages, said.model_dump(exclude_none=True), failed]
+
+
 async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
     async def solve(problem: Problem, endpoint: Endpoint) -> float:
-        messages: list[Any] = [{"role": "user", "content": problem.problem}]
-        tools: Any = [PYTHON_TOOL.as_schema()]
         async with client(endpoint) as policy:
-            reply = await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
-            said = reply.choices[0].message
-            assert said.tool_calls
-            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "no", "rstar_failed": True}
-            messages += [said.model_dump(exclude_none=True), result, {"role": "user", "content": "One turn is left."}]
-            await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+            messages = await with_a_failed_result(policy, problem, "no")
+            messages.append({"role": "user", "content": "One turn is left."})
+            await policy.chat.completions.create(model="policy", messages=messages, tools=PYTHON)
         return 1.0
 
     async with host_of(solve) as host:
@@ -251,16 +259,10 @@ async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
 @pytest.mark.parametrize("words", [3_000, 500_000])
 async def test_a_result_that_exceeds_the_budget_counts_however_long_it_is(words: int):
     async def solve(problem: Problem, endpoint: Endpoint) -> None:
-        messages: list[Any] = [{"role": "user", "content": problem.problem}]
-        tools: Any = [PYTHON_TOOL.as_schema()]
         async with client(endpoint) as policy:
-            reply = await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
-            said = reply.choices[0].message
-            assert said.tool_calls
-            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "word " * words}
-            messages += [said.model_dump(exclude_none=True), result | {"rstar_failed": True}]
+            messages = await with_a_failed_result(policy, problem, "word " * words)
             with pytest.raises(openai.BadRequestError):
-                await policy.chat.completions.create(model="policy", messages=messages, tools=tools)
+                await policy.chat.completions.create(model="policy", messages=messages, tools=PYTHON)
 
     async with host_of(solve) as host:
         state = await played(host, start(), Policy(call("1+2")))
