@@ -427,6 +427,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
             f"{placement.kv_tokens_per_replica:>11,}{placement.in_flight:>11,}{times}"
         )
     fitting = [placement for placement in placements if not placement.problems]
+    steps = {placement.name: by_staleness(config, model, placement) for placement in fitting}
     lines += ["", *(parts_line(placement) for placement in fitting)]
     lines += [
         f"A mean rollout waits {colocated.tools_s:.1f} s for tools. The range has a larger and a smaller share of every"
@@ -434,12 +435,15 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         checkpoints(config, model, colocated.learner_gpus).summary() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
         "A synchronous step is the sum of its parts, colocated and separated.",
-        *(staleness_line(placement, by_staleness(config, model, placement)) for placement in fitting),
+        *(staleness_line(placement, steps[placement.name]) for placement in fitting),
         *(rule_line(placement, by_rule(config, model, placement)) for placement in fitting if config.trace),
     ]
-    if separated is not None and not separated.problems and not colocated.problems:
-        better, other = sorted((colocated, separated), key=lambda placement: placement.step_s)
-        lines.append(f"{better.name} is {other.step_s / better.step_s:.2f} x faster per step.")
+    if len(fitting) == 2:
+        best = {name: recommended(of_placement) for name, of_placement in steps.items()}
+        better, other = sorted(best, key=lambda name: steps[name][best[name]])
+        gain = steps[other][best[other]] / steps[better][best[better]]
+        how = {name: f"{name} with --staleness {staleness}" for name, staleness in best.items()}
+        lines.append(f"{how[better]} is {gain:.2f} x faster per step than {how[other]}.")
     for placement in placements:
         lines += [f"DOES NOT FIT ({placement.name}): {problem}" for problem in placement.problems]
     return "\n".join(lines)

@@ -85,7 +85,7 @@ class AlgorithmConfig:
     """rounds per step in which each problem whose rollouts all have the same reward is replaced by another problem
     (dynamic sampling of DAPO, arXiv:2503.14476 section 3.2). 0: never, as in the paper; the step then trains on fewer
     groups"""
-    advantage_std: Deviation = "population"
+    advantage_std: Annotated[Deviation, _read_by("algorithm.advantage", "group")] = "population"
     """divisor of advantages: the group's population or sample (n - 1) standard deviation (Eq. 7 does not specify
     which); none: no division, as in Dr. GRPO"""
     overlong_buffer: Annotated[int, at_least(0)] = 0

@@ -8,6 +8,7 @@ form, AIME 2024 and 2025 (`Problem` or `question`, `Answer`), MATH and MATH-500 
 
 import json
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -123,9 +124,11 @@ def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def known_reward(named: str, where: str) -> str:
-    """The rule, or the user's `module:function`, that a row names; it may name none. Raises `ConfigError` else."""
-    if named and not is_reward(named):
+def known_reward(named: object, where: str) -> str:
+    """The rule, or the user's `module:function`, that a row names; it may name none. Raises `ConfigError` otherwise."""
+    if named is None or named == "":
+        return ""
+    if not isinstance(named, str) or not is_reward(named):
         hint = f"give {', '.join(REWARDS)} or module:function, or leave it out"
         raise ConfigError(where, f"reward {named!r} is unknown", hint)
     return named
@@ -140,13 +143,13 @@ def known_environment(named: object, where: str) -> str:
     return named
 
 
-def other_columns(fields: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
-    """A row's columns that are not `known`, without empty ones and those that JSON cannot hold, such as dates.
+def all_metadata(fields: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
+    """The row's `metadata` and its columns that are not `known`, without empty ones and those that JSON cannot hold,
+    such as dates.
 
     Raises `ConfigError` where they are longer than `MAX_METADATA_CHARS`.
     """
     found: dict[str, Any] = {}
-    size = 0
     for name in fields.keys() - set(known):
         try:
             text = json.dumps(fields[name], allow_nan=False)
@@ -154,11 +157,12 @@ def other_columns(fields: Mapping[str, Any], known: Collection[str], where: str)
             continue
         if text != "null":
             found[name] = json.loads(text)
-            size += len(name) + len(text)
+    found = dict(sorted(found.items())) | known_metadata(fields.get("metadata"), where)
+    size = sum(len(name) + len(json.dumps(value, ensure_ascii=False)) for name, value in found.items())
     if size > MAX_METADATA_CHARS:
-        problem = f"its other columns hold {size:,} characters, above {MAX_METADATA_CHARS:,}"
-        raise ConfigError(where, f"{problem} ({', '.join(sorted(found))})", "remove the columns that nothing reads")
-    return dict(sorted(found.items()))
+        problem = f"its metadata and other columns hold {size:,} characters, above {MAX_METADATA_CHARS:,}"
+        raise ConfigError(where, f"{problem} ({', '.join(found)})", "remove what nothing reads")
+    return found
 
 
 def known_metadata(value: object, where: str) -> dict[str, Any]:
@@ -223,7 +227,7 @@ def _difficulty(value: object) -> float:
     if isinstance(value, bool):
         return 0.0
     if isinstance(value, int | float):
-        return float(value)
+        return float(value) if abs(value) <= sys.float_info.max else 0.0  # also for nan
     match = _LEVEL.fullmatch(value.strip()) if isinstance(value, str) else None
     return float(match[1]) if match else 0.0
 

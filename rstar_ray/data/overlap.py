@@ -23,12 +23,11 @@ NEAR = 0.7
 BANDS, BAND_HASHES = 16, 3
 """MinHash: two texts at `NEAR` meet in at least one band with probability 1 - (1 - NEAR^3)^16 = 0.999."""
 TEXTS_AT_ONCE = 20_000  # bounds the memory
-_TOKEN = re.compile(r"\\?[^\W\d_]+|\d+(?:\.\d+)?|[^\s\w]")
-_DELIMITER = re.compile(r"\\[()\[\]]")  # of a formula in a line or by itself
-_WORD = re.compile(r"[^\W_]+")
-_LAYOUT = frozenset(
-    ("$", "\\", "{", "}", ".", ",", "~", "!", ";", ":", "\\left", "\\right", "\\displaystyle", "\\text")
-)
+_UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese, written without spaces
+_TOKEN = re.compile(rf"[{_UNSPACED}]|\\?[^\W\d_{_UNSPACED}]+|\d+(?:\.\d+)?|[^\s\w]")
+_DELIMITER = re.compile(r"\\[()\[\],:;! ]|:(?=\s|$)")  # begin and end of a formula, spaces in it, and colons of text
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_LAYOUT = frozenset(("$", "\\", "{", "}", ".", ",", "~", ";", "\\left", "\\right", "\\displaystyle", "\\text"))
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -38,7 +37,7 @@ def tokens(text: str) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """Words and numbers only, for comparing n-grams."""
+    """Words and numbers only, for comparing n-grams; each character of Chinese and Japanese is a word."""
     return _WORD.findall(text.lower())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.data.columns import known_environment, known_metadata, known_reward, other_columns, plain_text
+from rstar_ray.data.columns import all_metadata, known_environment, known_reward, plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.seeds import derive_seed
@@ -65,22 +65,32 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
     if integer_answers and not environment and not fields.get("reward") and not re.fullmatch(r"[+-]?\d+", answer):
         hint = "give an integer, or allow other answers with --data.no-integer-answers"
         raise ConfigError(where, f"answer {answer!r} is not an integer", hint)
-    family, difficulty = fields.get("family") or "", fields.get("difficulty") or 0.0
+    family = fields.get("family") or ""
     if not isinstance(family, str):
         raise ConfigError(where, f"family {family!r} is not a string", "write it in quotes")
-    if isinstance(difficulty, bool) or not isinstance(difficulty, (int, float)) or not math.isfinite(difficulty):
-        raise ConfigError(where, f"difficulty {difficulty!r} is not a number", "write a number or leave it out")
-    reward = known_reward(fields.get("reward") or "", where)
     return Problem(
         id=id_,
         problem=problem,
         answer=answer,
         family=family,
-        difficulty=float(difficulty),
-        reward=reward,
-        metadata=other_columns(fields, KNOWN, where) | known_metadata(fields.get("metadata"), where),
+        difficulty=_difficulty(fields.get("difficulty"), where),
+        reward=known_reward(fields.get("reward"), where),
+        metadata=all_metadata(fields, KNOWN, where),
         environment=environment,
     )
+
+
+def _difficulty(value: object, where: str) -> float:
+    """A number, or one as text, which is all that csv has; 0 where it is left out."""
+    if value is None or value == "":
+        return 0.0
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(where, f"difficulty {value!r} is not a number", "write a number or leave it out")
+    return number
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:

@@ -322,10 +322,11 @@ def retries(window: Window) -> HealthCheck:
 
 def dropped(window: Window) -> HealthCheck | None:
     """Rollouts lost to infrastructure failures: the step requested more than finished."""
-    per_prompt, prompts = window.run.rollouts_drawn(), window.run.setting("prompts_per_step")
-    if len(per_prompt) != 1 or len(prompts) != 1 or any(window.run.setting("algorithm.refill_rounds")):
+    drawn = "keep" if window.setting("algorithm.resample") == "none" else "rollouts_per_prompt"
+    per_prompt, prompts = window.setting(f"algorithm.{drawn}"), window.setting("prompts_per_step")
+    if not per_prompt or not prompts or window.setting("algorithm.refill_rounds"):
         return None  # unknown, or it differs from step to step
-    requested = per_prompt[0] * prompts[0] * len(window.late)
+    requested = per_prompt * prompts * len(window.late)
     lost = max(0, requested - window.total("rollouts"))
     state = CheckState.BAD if lost > DROPPED_BAD * requested else CheckState.WARN if lost else CheckState.OK
     threshold, source = f"none; bad above {percent(DROPPED_BAD, 0)}", f"{CHOSEN}; at half of a step the run ends"

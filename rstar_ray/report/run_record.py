@@ -82,7 +82,8 @@ class RunRecord:
         values: list[Any] = []
         for stage, config in self.config.items():
             value = flatten(config).get(name)
-            rl_only = name.startswith("algorithm.") and self.spans and stage not in [span.name for span in self.spans]
+            of_rl = name.startswith("algorithm.") or name == "prompts_per_step"  # of SFT: its batch of conversations
+            rl_only = of_rl and self.spans and stage not in [span.name for span in self.spans]
             if value not in (None, "") and value not in values and not rl_only:
                 values.append(value)
         return values

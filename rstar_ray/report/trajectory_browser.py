@@ -36,7 +36,7 @@ class Browser:
     problems: list[list[Any]] = field(default_factory=list[list[Any]])  # id, text, truth, family, difficulty
     values: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     words: Words = field(default_factory=Words)
-    problem_numbers: dict[str, int] = field(default_factory=dict[str, int])
+    problem_numbers: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
     groups_in_file: dict[int, int] = field(default_factory=dict[int, int])
     rows_in_file: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -53,7 +53,8 @@ class Browser:
         return number
 
     def _problem(self, row: Row) -> int:
-        number = self.problem_numbers.setdefault(row["problem_id"], len(self.problems))
+        key = (row["problem_id"], row["problem"], row["answer"])  # ids are unique within a file only
+        number = self.problem_numbers.setdefault(key, len(self.problems))
         if number == len(self.problems):
             shown = [row["problem_id"], row["problem"], row["answer"], row["family"], row["difficulty"]]
             self.problems.append(shown)

@@ -101,6 +101,7 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
             "--algorithm.min-zero-reward-trace-num: has no effect with --algorithm.resample paper. Hint: give "
             "--algorithm.resample release, or leave it out",
         ),
+        ("--algorithm.advantage-std none --algorithm.advantage rloo", "--algorithm.advantage-std: has no effect with"),
         ("--algorithm.least-failures 1 --algorithm.resample none", "--algorithm.least-failures: has no effect with"),
         ("--algorithm.no-roc-error-ratio --algorithm.resample=random", "--algorithm.no-roc-error-ratio: has no effect"),
         (

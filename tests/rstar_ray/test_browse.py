@@ -12,7 +12,7 @@ import pytest
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.outcome import Outcome
 from rstar_ray.report.run_record import TrajectoryFile, read_ledger, read_run
-from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids, rule_of
+from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids, read_browser, rule_of
 from rstar_ray.report.trajectory_rows import (
     NOTHING_KNOWN,
     Siblings,
@@ -168,6 +168,20 @@ def test_a_half_written_file_of_trajectories_is_read_as_far_as_it_goes(tmp_path:
     file.path.write_bytes(whole[:second] + b'{"torn": \n' + whole[second:-20])
     rows = [one["rollout_id"] for group in siblings_of(file, 0, most_rows=99, most_bytes=10**9) for one in group.rows]
     assert rows == ["g0/0", "g0/1", "g1/0"]
+
+
+def test_problems_of_two_files_may_have_the_same_id(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
+    for file in (path / "trajectories").iterdir():
+        file.unlink()
+    trained, exam = Problem(id="1", problem="2+2?", answer="4"), Problem(id="1", problem="7*7?", answer="49")
+    for name, problem, step in (("step-000001", trained, 1), ("held-out", exam, 3)):
+        one = trajectory(problem, [("<answer>4</answer>", "", None)], reward=1.0)
+        file = path / "trajectories" / f"stage1-{name}.jsonl"
+        write_trajectories(file, [one], decode, stage="stage1", step=step)
+    shown = read_browser(read_run(path), [])[0].as_json()
+    asked = {shown["files"][file]["name"]: shown["problems"][problem][1] for _, file, problem, _ in shown["groups"]}
+    assert asked == {"stage1-step-000001.jsonl": "2+2?", "stage1-held-out.jsonl": "7*7?"}
 
 
 def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):

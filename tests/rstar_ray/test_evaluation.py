@@ -206,11 +206,19 @@ def test_other_columns_become_metadata_and_a_row_may_name_its_environment(tmp_pa
     assert load_problems(tmp_path / "set.parquet", integer_answers=True)[0].metadata == {"size": 4}
 
 
+def test_a_difficulty_may_be_text_as_in_csv(tmp_path: Path):
+    (tmp_path / "set.csv").write_text("id,problem,answer,difficulty\na,?,1,2\nb,?,1,\n")
+    assert [one.difficulty for one in load_problems(tmp_path / "set.csv", integer_answers=True)] == [2.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (GOOD | {"id": "b", "environment": "mine.Game"}, "row 2: environment 'mine.Game' is not module:object"),
-        (GOOD | {"id": "b", "text": "x" * 70_000}, r"row 2: its other columns hold 70,006 characters.* \(text\)"),
+        (GOOD | {"id": "b", "text": "x" * 70_000}, r"row 2: its metadata and .* 70,006 characters.* \(text\)"),
+        (GOOD | {"id": "b", "metadata": {"text": "题" * 70_000}}, r"row 2: its metadata and .* 70,006 characters"),
+        (GOOD | {"id": "b", "reward": 0.5}, "row 2: reward 0.5 is unknown"),
+        (GOOD | {"id": "b", "reward": ["exact"]}, r"row 2: reward \['exact'\] is unknown"),
         (GOOD | {"id": "b", "metadata": [1]}, "row 2: metadata is list, not an object"),
         (GOOD | {"id": "b", "metadata": "words"}, "row 2: metadata is not JSON"),
         (GOOD | {"id": "b", "reward": "mine.close"}, "row 2: reward 'mine.close' is unknown"),
@@ -225,6 +233,7 @@ def test_other_columns_become_metadata_and_a_row_may_name_its_environment(tmp_pa
         (GOOD | {"id": "b", "answer": r"\frac12"}, "row 2: answer .* is not an integer"),
         (GOOD | {"id": "b", "answer": "2.5"}, "row 2: answer '2.5' is not an integer"),
         (GOOD | {"id": "b", "difficulty": "hard"}, "row 2: difficulty 'hard' is not a number"),
+        (GOOD | {"id": "b", "difficulty": 10**400}, "row 2: difficulty 10+ is not a number"),
         (GOOD, "row 2: id 'a' is also that of row 1"),
         ([1, 2], "row 2: is not an object"),
     ],

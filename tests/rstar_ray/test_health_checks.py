@@ -1,5 +1,6 @@
 """Health checks of a run, and the explanation of a slow step."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,15 @@ def test_the_gap_of_tokens_of_older_weights_is_judged_by_the_effective_sample_si
     assert found(run_of(drifted))[gap].state is CheckState.UNKNOWN  # a run before these settings
     newest_alone = {"logprob_diff_mean": 2e-3, "token_age_max": 0, "ess_tokens": 0.9}
     assert found(run_of(newest_alone, **limited))[gap].state is CheckState.BAD
+
+
+def test_dropped_rollouts_are_counted_with_the_settings_of_the_newest_stage_alone():
+    run = run_of(*[{}] * 20, {"rollouts": 60})
+    sft = {"prompts_per_step": 32, "algorithm": {"resample": "none", "keep": 2}}
+    earlier = {"prompts_per_step": 5, "algorithm": {"resample": "none", "keep": 2}}
+    config = {"sft": sft, "stage0": earlier, **run.config}
+    assert found(replace(run, config=config))["Dropped rollouts"] == found(run)["Dropped rollouts"]
+    assert found(run)["Dropped rollouts"].current.startswith("4 of ")
 
 
 def test_waiting_rollouts_are_not_judged_where_they_may_be_of_later_steps():

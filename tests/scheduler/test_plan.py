@@ -370,6 +370,19 @@ def test_a_staleness_that_gains_next_to_nothing_is_not_recommended():
     assert recommended({0: 100.0, 1: 80.0, 2: 79.0}) == 1
 
 
+def test_placements_are_compared_with_the_staleness_recommended_for_each():
+    asked = PlanConfig(micro_batch_tokens=20_480)
+    model, *placements = plan(asked)
+    best = dict[str, float]()
+    for placement in placements:
+        assert placement is not None and not placement.problems
+        steps = by_staleness(asked, model, placement)
+        best[f"{placement.name} with --staleness {recommended(steps)}"] = steps[recommended(steps)]
+    better, other = sorted(best, key=lambda name: best[name])
+    last = report(asked, model, *placements).splitlines()[-1]
+    assert last == f"{better} is {best[other] / best[better]:.2f} x faster per step than {other}."
+
+
 def test_the_reason_for_a_staleness_is_that_of_its_times():
     awake, asleep = colocated(), plan(of_scale("gpu-8"))[1]
     assert asleep.memory.sleeps and not awake.memory.sleeps

@@ -162,7 +162,7 @@ class Browser {
   }
 
   named(item) {
-    const of = this.store.problems.findIndex(problem => item.id.includes(problem[0]));
+    const of = this.store.problemOf(item.id);
     return [
       node("div", { class: "problem" }, of >= 0 ? this.store.problems[of][1] : item.id),
       node("div", { class: "meta" }, node("span", { class: `status ${item.status}` }, STATUS_WORDS[item.status]), node("span", {}, `${stageTitle(item.stage)}, step ${item.step}`), node("code", {}, item.id)),

@@ -25,6 +25,12 @@ async function inflated(bytes) {
   return JSON.parse(await new Response(stream).text());
 }
 
+// Of a rollout in the ledger: `<position>-<problem id>/<sibling>`.
+function problemId(id) {
+  const parts = /^\d+-(.*)\/\d+$/s.exec(id.replace(/\/again-\d+$/, ""));
+  return parts ? parts[1] : "";
+}
+
 const NO_FILTER = { q: "", file: "", stage: "", step: "", verdict: "", status: "", stop: "", tool: "", min: "", max: "", sort: "", problem: "" };
 
 class Store {
@@ -56,6 +62,11 @@ class Store {
 
   file(row) { return this.files[this.groups[this.c.group[row]][1]]; }
   problem(row) { return this.problems[this.groups[this.c.group[row]][2]]; }
+  // The trained problem with the id of a rollout that only the ledger names; -1: none was recorded.
+  problemOf(id) {
+    const wanted = problemId(id), group = this.groups.find(group => !this.files[group[1]].set && this.problems[group[2]][0] === wanted);
+    return group ? group[2] : -1;
+  }
   status(row) { return this.statuses[this.c.status[row]]; }
   id(row) { return `${this.groups[this.c.group[row]][0]}/${this.c.sibling[row]}`; }
   key(row) { return `${this.file(row).name}:${this.id(row)}`; }
@@ -114,7 +125,7 @@ class Store {
     if (["file", "verdict", "stop", "tool", "min", "max"].some(name => wanted[name] !== "")) return [];
     const listed = ids || (wanted.status === "dropped" || wanted.status === "left_out" ? this.lost : []);
     return listed.filter(item => (wanted.status === "" || item.status === wanted.status) && (wanted.stage === "" || item.stage === wanted.stage)
-      && (wanted.step === "" || String(item.step) === wanted.step) && (wanted.problem === "" || item.id.includes(wanted.problem))
+      && (wanted.step === "" || String(item.step) === wanted.step) && (wanted.problem === "" || problemId(item.id) === wanted.problem)
       && terms.every(term => item.id.toLowerCase().includes(term) || item.reason.toLowerCase().includes(term)));
   }
 
