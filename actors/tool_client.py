@@ -183,18 +183,18 @@ class RolloutTools:
         self._tools = tools
         self._rollout_id = state.request.rollout_id
         self._seed = state.request.seed
-        self._num_runs: Counter[tuple[str, ...]] = Counter()
+        self._num_runs: Counter[tuple[int | str, ...]] = Counter()
         self._problem = state.request.problem
         self._environment = self._problem.environment or tools.environment
         self._memories = dict(state.memories)
         self._locks: dict[str, asyncio.Lock] = {}
         self.entries = {self._entry(name) for name in state.memories}
 
-    async def execute(self, call: ToolCall) -> ToolResult:
-        """Raises `SandboxError` or `ToolError` for our own failures only."""
+    async def execute(self, call: ToolCall, *, turn: int = 0) -> ToolResult:
+        """`turn`: turns of the rollout that have ended. Raises `SandboxError` or `ToolError` for our own failures only."""
         spec = self._tools.specs.get(call.tool)
         if spec is None or spec.runs == "python":
-            return await self._tools.sandbox.execute(call, seed=self._seed_of(call.code, call.stdin))
+            return await self._tools.sandbox.execute(call, seed=self._seed_of(turn, call.code, call.stdin))
         started_s = time.monotonic()
         if spec.runs == "sandbox":
             arguments = json.dumps(call.arguments)
@@ -203,7 +203,7 @@ class RolloutTools:
                 arguments,
                 deadline_s=spec.deadline_s,
                 max_chars=spec.max_chars,
-                seed=self._seed_of(spec.name, arguments),
+                seed=self._seed_of(turn, spec.name, arguments),
             )
         if spec.runs == "actor":
             plain = HostCall(arguments=call.arguments)
@@ -214,10 +214,10 @@ class RolloutTools:
         wall_s = time.monotonic() - started_s
         return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=wall_s, memory=memory)
 
-    def _seed_of(self, *program: str) -> int:
-        """32 bits: the same for a repeated rollout, another one for a sibling, and if the program runs again."""
-        self._num_runs[program] += 1
-        return derive_seed(self._seed, "program", *program, self._num_runs[program]) >> 31
+    def _seed_of(self, turn: int, *program: str) -> int:
+        """32 bits: the same for a repeated or moved rollout, another one for a sibling, and if the program runs again."""
+        self._num_runs[turn, *program] += 1
+        return derive_seed(self._seed, "program", *program, turn, self._num_runs[turn, *program]) >> 31
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
         """Raises `ToolError` where the environment failed: its replies are not part of the training data."""

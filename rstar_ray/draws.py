@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition, draw, draw_mix, mix_counts, present
+from rstar_ray.errors import ConfigError
 from rstar_ray.rollouts import (
     DroppedRollout,
     Group,
@@ -99,6 +100,9 @@ class Draws:
         """`weights`: those of the stage's steps on record, where rollouts continue under newer weights."""
         self._problems = problems
         self._mix = present(config.data.weights, problems)
+        if config.data.weights and not self._mix:
+            named = ", ".join(sorted(config.data.weights))
+            raise ConfigError("--data.mix", f"no problem of {named} is left to {config.stage}", "name other sources")
         if gone := config.data.weights.keys() - self._mix.keys():
             log.info(
                 f"{config.stage}: --data.mix: no problem of {', '.join(sorted(gone))} is left; the others are drawn"

@@ -91,7 +91,8 @@ async def hard_set(problems: Sequence[Problem], config: RunConfig, context: RunC
 
 def _candidates(problems: Sequence[Problem], config: RunConfig) -> Sequence[Problem]:
     """The `--data.num-filtered` problems that are rolled out, the same on every start and in every stage."""
-    count = config.data.num_filtered
+    count, sources = config.data.num_filtered, config.data.weights
+    problems = [problem for problem in problems if not sources or problem.family in sources]
     if not config.data.train:  # generated in random order, with the families in turn
         return problems[: count or None]
     return random_subset(problems, count, seed=config.seed, name="num_filtered")

@@ -36,6 +36,7 @@ class RolloutLoad:
     generated_tokens: int = 0  # sampled tokens in the context
     turn: int = 0  # turns finished
     draw: int = 0  # the training step that waits for it; lower ones run first
+    budget: int = 0  # of all rollouts like it, above `max_response_tokens` where the context has less room; 0: the same
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_response_tokens < 1 or self.max_turns < 1:
@@ -45,6 +46,8 @@ class RolloutLoad:
             )
         if self.context_tokens == 0:
             object.__setattr__(self, "context_tokens", self.prompt_tokens)
+        if self.budget == 0:
+            object.__setattr__(self, "budget", self.max_response_tokens)
         if self.context_tokens < self.prompt_tokens or self.generated_tokens < 0 or self.turn < 0:
             raise ValueError(
                 f"rollout {self.rollout_id!r}: context_tokens {self.context_tokens} below its prompt "
@@ -90,6 +93,7 @@ class Registration:
     policy_version: int = 0
     cost: EngineCost | None = None  # measured on the replica; None: not measured
     resident: tuple[RolloutLoad, ...] = ()
+    preemptions: int = 0  # counted by its engine so far
 
     def __post_init__(self) -> None:
         if min(self.kv_capacity_tokens, self.max_running, self.block_tokens) < 1:

@@ -6,7 +6,7 @@ where no replica that takes work could ever hold it.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
 from typing import Any
@@ -168,6 +168,7 @@ class State(Counters):
             cost=registered.cost,
             policy_version=registered.policy_version,
             reported_version=registered.policy_version,
+            load=ReplicaLoad(preemptions=registered.preemptions),
         )
         self.replicas[registered.replica_id] = replica
         self.block_tokens = max(known.block_tokens for known in self.replicas.values())
@@ -237,16 +238,11 @@ class State(Counters):
         self.generated_tokens += fresh
         replica.decode_step = max(replica.decode_step, rollout.step_seen + fresh)
         rollout.step_seen = replica.decode_step
-        rollout.load = RolloutLoad(
-            rollout_id=load.rollout_id,
-            group_id=load.group_id,
-            prompt_tokens=load.prompt_tokens,
-            max_response_tokens=load.max_response_tokens,
-            max_turns=load.max_turns,
+        rollout.load = replace(
+            load,
             context_tokens=min(max(report.context_tokens, load.context_tokens), load.worst_case_tokens),
             generated_tokens=generated,
             turn=max(report.turn, load.turn),
-            draw=load.draw,
         )
 
     # -- reports --------------------------------------------------------------------------------------------------

@@ -229,11 +229,12 @@ class UnreliableSandbox(AddingSandbox):
 
 @dataclass
 class PlainTools:
-    """Tools of a worker that send all calls to one sandbox; `closed` has the rollouts whose tools were closed."""
+    """Tools of a worker that send all calls to one sandbox."""
 
     sandbox: AddingSandbox = field(default_factory=AddingSandbox)
     environment: str = ""
-    closed: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)  # rollouts whose tools were closed
+    turns: list[int] = field(default_factory=list)  # of all calls
 
     def open(self, state: RolloutState) -> "OpenTools":
         return OpenTools(self, state)
@@ -246,7 +247,8 @@ class OpenTools:
     tools: PlainTools
     state: RolloutState
 
-    async def execute(self, call: ToolCall) -> ToolResult:
+    async def execute(self, call: ToolCall, *, turn: int) -> ToolResult:
+        self.tools.turns.append(turn)
         return await self.tools.sandbox(call)
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:

@@ -48,7 +48,8 @@ async def measure_cost(
 ) -> EngineCost:
     """Measure the cost of steps. `context_tokens`: limit per request; `kv_tokens`: limit of all requests."""
     room = min(context_tokens, kv_tokens) - MORE_TOKENS
-    short, long = min(SHORT_PROMPT, max(1, room // 2)), min(LONG_PROMPT, max(2, room // 2))
+    short = min(SHORT_PROMPT, max(1, room // 2))
+    long = max(short + 1, min(LONG_PROMPT, room // 2))
     many, many_long = (max(1, min(MANY, max_running, kv_tokens // (of + 2 * MORE_TOKENS))) for of in (short, long))
     ids = random.Random(0)
 

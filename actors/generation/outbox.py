@@ -43,6 +43,7 @@ def rollout_load(state: RolloutState) -> RolloutLoad:
         generated_tokens=min(sum(turn.num_tokens for turn in state.turns), most),
         turn=len(state.turns),
         draw=request.draw,
+        budget=max(most, request.limits.max_response_tokens),
     )
 
 

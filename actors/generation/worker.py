@@ -162,6 +162,7 @@ class GenerationWorker:
             policy_version=self._engine.policy_version,
             resident=tuple(rollout_load(one.state) for one in self._residents.values()),
             cost=self._facts.cost,
+            preemptions=self._engine.load().preemptions,
         )
         for rollout_id in await self._ask(lambda b: b.register(me), "register"):
             self._cancel(rollout_id)
@@ -232,7 +233,8 @@ class GenerationWorker:
         plays = bool(state.request.problem.environment or self._tools.environment)
 
         async def execute(call: ToolCall) -> ToolResult:
-            return await self._metrics.timed(Activity.TOOL, rollout_id, tools.execute(call))
+            running = tools.execute(call, turn=len(self._reached(state).turns))
+            return await self._metrics.timed(Activity.TOOL, rollout_id, running)
 
         async def converse(said: str) -> tuple[Reply, ToolMemory]:
             return await self._metrics.timed(Activity.TOOL, rollout_id, tools.converse(said))

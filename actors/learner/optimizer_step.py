@@ -155,6 +155,7 @@ def as_one(results: Sequence[UpdateResult]) -> UpdateResult:
         last,
         applied=any(result.applied for result in results),
         reason="; ".join(result.reason for result in results if result.reason),
+        bad_updates=max(result.bad_updates for result in results),
         refused=tuple(number for number, result in enumerate(results) if not result.applied),
         metrics={
             **combined(

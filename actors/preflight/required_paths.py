@@ -1,4 +1,4 @@
-"""Paths that a run's actors read on any node: made absolute, and required to hold the same as on the driver."""
+"""Paths that a run's actors use on any node: made absolute, and, where they are read, required to hold the same as on the driver."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         "telemetry.traces": "" if is_address(traces) else traces,
         "chat.template": config.chat.template,
         "chat.tool_schema": config.chat.tool_schema,
+        "optimizer.save_bad_updates": config.optimizer.save_bad_updates,
         "algorithm.reference_model": config.algorithm.reference_model,
     }
     return with_values(config, {name: str(_absolute(path)) for name, path in named.items() if path})

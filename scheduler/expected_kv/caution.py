@@ -10,6 +10,8 @@ from scheduler.state import Replica
 SPARING_STEPS = 3.0  # contexts are spared if a preemption costs more decode steps than this; ...
 SPARING_RISK = 0.1  # ... if only the risk is given, they are up to this risk
 
+LEAST_RISK = 1e-12  # smaller ones round to a quantile of 1, which is infinite
+
 
 class Caution:
     """The safety factor `z`: the normal quantile of the risk at each of `LOOKS` moments of a rollout's life."""
@@ -23,7 +25,7 @@ class Caution:
     def _settle(self, risk: float) -> None:
         self.risk = risk
         # Standard deviations that an admission leaves free.
-        self.z = NormalDist().inv_cdf((1.0 - risk) ** (1.0 / LOOKS))
+        self.z = NormalDist().inv_cdf((1.0 - max(risk, LEAST_RISK)) ** (1.0 / LOOKS))
 
     def weigh(self, replicas: Iterable[Replica], context_tokens: float, life_steps: float) -> None:
         """Derive the risk from the engines' measurements, for rollouts of this length and duration."""

@@ -98,7 +98,7 @@ class Lengths:
             if not self.groups:  # a step begins: earlier observations must not delay learning in it
                 self._observed = 0
                 self.stale()
-            budgets = self._budgets_of(load.max_response_tokens, load.max_turns)
+            budgets = self._budgets_of(load.budget, load.max_turns)
             index = budgets.estimate.add_group(load.group_id)
             group = self.groups[load.group_id] = Group(budgets, index, load.prompt_tokens, load.draw)
         if rollout.length_row < 0:

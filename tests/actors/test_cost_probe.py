@@ -51,7 +51,10 @@ async def measured(cost: EngineCost, kv_tokens: int = 65_536, **limits: Any) -> 
     return found
 
 
-@pytest.mark.parametrize("limits", [{"kv_tokens": 256, "context_tokens": 200}, {"max_running": 1}, {"kv_tokens": 96}])
+@pytest.mark.parametrize(
+    "limits",
+    [{"kv_tokens": 256, "context_tokens": 200}, {"max_running": 1}, {"kv_tokens": 96}, {"context_tokens": 40}],
+)
 async def test_a_probe_stays_within_a_small_engine(limits: dict[str, int]):
     found = await measured(COST, **limits)
     assert found.fixed_s == pytest.approx(COST.fixed_s, rel=0.2)

@@ -165,11 +165,12 @@ async def test_granted_rollouts_are_played_and_delivered_once_each():
 
 
 async def test_a_rollout_that_is_moved_continues_on_another_replica_from_its_last_turn():
-    balancer, engine = BalancerService(), HeldEngine(SkilledPolicy(slip=1.0))
-    async with serving(balancer, "generation/0", engine=engine) as first:
+    balancer, engine, tools = BalancerService(), HeldEngine(SkilledPolicy(slip=1.0)), PlainTools()
+    async with serving(balancer, "generation/0", engine=engine, tools=tools) as first:
         await submit(balancer, requests(1))
         await engine.holds(1)
-        second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
+        other = FakeEngine(SkilledPolicy(skill=1.0), policy_version=0)
+        second = worker(balancer, "generation/1", engine=other, tools=tools)
         await second.start()
         await second.serve()
         balancer.balancer.set_serving("generation/0", False)  # so that it can only continue at the other
@@ -184,6 +185,7 @@ async def test_a_rollout_that_is_moved_continues_on_another_replica_from_its_las
         stays = [(stay.replica_id, stay.turn, stay.why) for stay in found["r0"].placements]
         why = "most room by expected KV"
         assert stays == [("generation/0", 0, why), ("generation/1", 1, why)]
+        assert tools.turns == [*range(len(tools.turns))]  # the other replica continues their count
         assert len(found["r0"].turn_s) == found["r0"].num_turns
         assert "r0" not in first._residents
     await second.close()

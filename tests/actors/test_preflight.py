@@ -302,6 +302,8 @@ def test_actors_are_handed_absolute_paths(tmp_path: Path, monkeypatch: pytest.Mo
     relative = with_values(config, {**chat, "algorithm.reference_model": "model"})
     assert with_absolute_paths(relative) == config
     assert with_absolute_paths(RunConfig()) == RunConfig(own_folder=str(tmp_path))
+    saved = with_absolute_paths(with_values(config, {"optimizer.save_bad_updates": "bad"})).optimizer.save_bad_updates
+    assert saved == str(tmp_path / "bad")
     for traces, absolute in (("traces", str(tmp_path / "traces")), ("http://127.0.0.1:4318", "http://127.0.0.1:4318")):
         assert with_absolute_paths(with_values(config, {"telemetry.traces": traces})).telemetry.traces == absolute
 

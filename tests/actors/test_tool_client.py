@@ -178,6 +178,11 @@ async def test_what_a_program_draws_depends_on_its_rollout_and_on_itself():
     for _ in range(2):
         await one.execute(calls[0])
     assert sandbox.seeds[-1] != sandbox.seeds[-2]
+    stayed, moved = tools.open(start()), tools.open(start())
+    await stayed.execute(calls[0], turn=0)
+    for one in (stayed, moved):  # `moved` has run its first turn elsewhere
+        await one.execute(calls[0], turn=1)
+    assert sandbox.seeds[-1] == sandbox.seeds[-2] != sandbox.seeds[-3]
     assert all(0 <= seed < 1 << 32 for seed in sandbox.seeds)
 
 

@@ -171,6 +171,14 @@ async def test_part_of_a_file_is_looked_at_by_the_seed_and_not_its_first_rows(tm
     assert set(first[1:]) < set(await looked_at("one prompt too long", without))
 
 
+async def test_the_hard_set_is_of_the_sources_of_the_mix(tmp_path: Path):
+    problems = [replace(one, family="ab"[number % 2]) for number, one in enumerate(PROBLEMS)]
+    rollouts = Watched(SkilledPolicy(skill=0.0))
+    config = with_values(SMALL, {"data.mix": ("a=1",)})
+    hard = await chosen(tmp_path / "run", rollouts, config=config, problems=problems)
+    assert {*hard} == rollouts.problems == {one.id for one in problems if one.family == "a"}
+
+
 def with_model(path: Path, weights: str) -> RunConfig:
     folder = path / weights
     folder.mkdir(exist_ok=True)

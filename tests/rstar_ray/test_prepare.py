@@ -180,15 +180,20 @@ def test_near_duplicates_have_the_same_numbers_and_the_same_answer():
 
 
 def test_marks_that_mean_something_make_another_problem():
-    problems = [row("Compute 5! today", "120"), row("Compute 5 today", "5"), row("Is 2:3 a ratio", "1"),
-                row("Is 2 3 a ratio", "1"), row("Compute: 5\\!\\,000 today", "5000"), row("Compute 5000 today", "2")]  # fmt: skip
+    asked = {
+        "Compute 5! today": "120", "Compute 5 today": "5", "Is 2:3 a ratio": "1", "Is 2 3 a ratio": "1",
+        "Compute: 5\\!\\,000 today": "5000", "Compute 5000 today": "2",
+    }  # fmt: skip
+    problems = [row(problem, answer) for problem, answer in asked.items()]
     ids, dropped = kept(*problems)
     assert len(ids) == len(problems) and not dropped
 
 
 def test_chinese_and_japanese_problems_are_compared_by_character():
     exam = "某工厂生产甲乙两种产品共一百件，甲产品每件利润三元，乙产品每件利润五元，求总利润最大值是多少。"
-    ids, dropped = kept(row(f"题目：{exam}"), row("另一个问题"), row("三角形の面積を求めよ。"), against={"exam": [exam]})
+    ids, dropped = kept(
+        row(f"题目：{exam}"), row("另一个问题"), row("三角形の面積を求めよ。"), against={"exam": [exam]}
+    )
     assert ids == ["set-2", "set-3"] and dropped == {"shares 8 words in a row with exam": 1}
 
 

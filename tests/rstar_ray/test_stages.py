@@ -682,6 +682,12 @@ async def test_problems_are_skipped_by_source_where_a_mix_is_drawn(tmp_path: Pat
         assert rare & {*after} and not rare & {*before} & {*after}
 
 
+def test_a_mix_of_which_no_source_is_left_is_refused():
+    config = stage("stage1", steps=3, data__mix=("math=1",))
+    with pytest.raises(ConfigError, match=r"--data\.mix: no problem of math is left to stage1"):
+        Draws(adding_problems(4), fake_context(SkilledPolicy()).rollouts, config, StageProgress())
+
+
 async def test_a_problem_that_was_not_solved_in_its_last_visit_is_drawn_again(tmp_path: Path):
     problems = adding_problems(4)
     names = [one.id for one in problems]

@@ -203,6 +203,14 @@ def shown(rule: str, *replicas: tuple[int, int, int], **counters: Any):
     return replace(snapshot, replicas=filled, **counters)
 
 
+def test_preemptions_of_an_engine_are_counted_once_when_its_replica_registers_again():
+    balancer = fleet("expected_kv", 1_000)
+    balancer.report("r0", load=ReplicaLoad(preemptions=3))
+    balancer.register(registration("r0", 1_000, preemptions=4))
+    balancer.report("r0", load=ReplicaLoad(preemptions=5))
+    assert balancer.snapshot().preemptions == 4  # the one between the reports is not known to be new
+
+
 def test_the_statistics_of_a_step():
     start = shown("static", (100, 0, 0), (300, 0, 0), preemptions=5, moves=2, recomputed_tokens=70)
     statistics = StepStatistics(start)

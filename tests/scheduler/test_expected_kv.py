@@ -2,6 +2,7 @@
 
 # pyright: reportPrivateUsage=false
 
+from dataclasses import replace
 from math import inf, sqrt
 from statistics import NormalDist
 
@@ -142,6 +143,18 @@ def test_a_fit_is_exact_to_the_token():
     for capacity, fits in ((91, True), (90, False)):
         empty.kv_capacity_tokens = capacity
         assert room.fits(empty, newcomer) == fits
+
+
+def test_rollouts_of_one_budget_learn_together_though_long_prompts_leave_less_room():
+    world = busy()
+    known = len(world.rule.lengths.learned())
+    for prompt in (40, 50, 60):
+        world.balancer.submit([replace(load(f"h/{prompt}", prompt=prompt, most=100 - prompt), budget=90)])
+    assert len(world.rule.lengths.learned()) == known + 1
+
+
+def test_a_risk_next_to_zero_is_a_finite_caution():
+    assert 6 < Caution(BalancerConfig(risk=1e-300)).z < 9
 
 
 SLOW = EngineCost(fixed_s=0.01, per_sequence_s=0.0, per_context_s=0.0, per_prefill_s=1e-4)
