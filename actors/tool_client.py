@@ -191,7 +191,7 @@ class RolloutTools:
         self.entries = {self._entry(name) for name in state.memories}
 
     async def execute(self, call: ToolCall, *, turn: int = 0) -> ToolResult:
-        """`turn`: turns of the rollout that have ended. Raises `SandboxError` or `ToolError` for our own failures only."""
+        """`turn`: the number of turns before it. Raises `SandboxError` or `ToolError` for our own failures only."""
         spec = self._tools.specs.get(call.tool)
         if spec is None or spec.runs == "python":
             return await self._tools.sandbox.execute(call, seed=self._seed_of(turn, call.code, call.stdin))
@@ -215,7 +215,7 @@ class RolloutTools:
         return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=wall_s, memory=memory)
 
     def _seed_of(self, turn: int, *program: str) -> int:
-        """32 bits: the same for a repeated or moved rollout, another one for a sibling, and if the program runs again."""
+        """32 bits: the same for a repeated or moved rollout; another for a sibling, and if the program runs again."""
         self._num_runs[turn, *program] += 1
         return derive_seed(self._seed, "program", *program, turn, self._num_runs[turn, *program]) >> 31
 

@@ -1,4 +1,4 @@
-"""Paths that a run's actors use on any node: made absolute, and, where they are read, required to hold the same as on the driver."""
+"""Paths that a run's actors use on any node: made absolute; those that are read must hold the same as on the driver."""
 
 from dataclasses import dataclass
 from pathlib import Path
