@@ -25,6 +25,8 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM_TREES = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _PASSWD = f"tool:x:{INSIDE_UID}:{INSIDE_UID}::{HOME}:/bin/sh\n"
+_HOST_NAME = "sandbox"
+_NSSWITCH = "hosts: files dns\n"  # the default before glibc 2.35 stops at DNS and does not read /etc/hosts
 _SKELETON_OPTIONS = "mode=755,size=1m,nr_inodes=2000"
 
 
@@ -117,7 +119,7 @@ def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_
     os.close(proc)
     os.setsid()  # else signals to the process group, kill(0, ...), reach the server and its other workers
     inside = uid if privileged else INSIDE_UID
-    socket.sethostname("sandbox")
+    socket.sethostname(_HOST_NAME)
     if spec.loopback:
         kernel.raise_loopback()
     facts: dict[str, Any] = {"user_namespace": not privileged, "proc": _build_root(spec, inside)}
@@ -201,7 +203,11 @@ def _build_root(spec: JailSpec, uid: int) -> bool:
         os.makedirs(skeleton + folder, 0o755, exist_ok=True)
     _write(f"{skeleton}/etc/passwd", _PASSWD, os.O_CREAT)
     _write(f"{skeleton}/etc/group", f"tool:x:{INSIDE_UID}:\n", os.O_CREAT)
-    for name, aim in (("shm", HOME), ("fd", "/proc/self/fd")):
+    if spec.loopback:
+        _write(f"{skeleton}/etc/hosts", f"127.0.0.1 localhost {_HOST_NAME}\n", os.O_CREAT)
+        _write(f"{skeleton}/etc/nsswitch.conf", _NSSWITCH, os.O_CREAT)
+    streams = {name: f"/proc/self/fd/{descriptor}" for descriptor, name in enumerate(("stdin", "stdout", "stderr"))}
+    for name, aim in {"shm": HOME, "fd": "/proc/self/fd", **streams}.items():
         os.symlink(aim, f"{skeleton}/dev/{name}")
     if not os.path.exists(f"{skeleton}/tmp"):
         os.symlink(HOME, f"{skeleton}/tmp")

@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 from typing import Any, NoReturn
 
 from sandbox.jail import build, kernel, seccomp
@@ -51,6 +52,10 @@ def main(channel: socket.socket, order: dict[str, Any]) -> NoReturn:
 
 def _enter(channel: socket.socket, order: dict[str, Any]) -> "build.ControlGroup | None":
     spec = build.JailSpec(**order["jail"])
+    if os.geteuid() == 0:  # else the jail's uid could not open /dev/stdout and /dev/stderr, pipes of root
+        for descriptor in (1, 2):
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.fchown(descriptor, spec.first_uid + order["number"], -1)
     jail = build.enter(spec, order["number"], "", order["group"], channel)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", PORT))

@@ -5,11 +5,13 @@ Everything used here is bound before the fork, because a program may change any 
 
 import __future__
 
+import _io
 import _random
 import _signal  # pyright: ignore[reportMissingImports]
 import _thread
 import ast
 import atexit
+import contextlib
 import ctypes
 import io
 import linecache
@@ -23,7 +25,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from sandbox.jail import cut, display, kernel, wire
@@ -40,6 +42,7 @@ MAX_DESCRIPTORS = 64  # 32 socket pairs of 416 KiB are the most memory that the 
 BROKEN = 70  # exit status where our own code failed in the child
 _exit = os._exit
 _write = os.write
+_File: Any = _io._IOBase  # pyright: ignore[reportPrivateUsage]
 _generator: Any = random._inst  # type: ignore[attr-defined]
 _seed: Any = _random.Random.seed
 _num_threads: Callable[[], int] = _thread._count  # pyright: ignore[reportPrivateUsage]
@@ -88,11 +91,33 @@ class Warmth:
         linecache.cache[NAME] = (0, None, LINES, NAME)
         self.main = types.ModuleType("__main__")
         self.main.__dict__.update(__builtins__=__builtins__, __annotations__={})
-        # Unbuffered, so that no output is lost when a limit ends the program.
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
-        sys.stdout = _writer(1)
-        sys.stderr = _writer(2)
-        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+        # A stream asks only once whether it can seek, so it is made on a descriptor of the program's kind.
+        self.file_input = _reader()  # descriptor 0 is /dev/null here
+        with _pipes():
+            self.pipe_input = _reader()
+            # Unbuffered, so that no output is lost when a limit ends the program.
+            sys.stdout = sys.__stdout__ = _writer(1)  # type: ignore[misc]
+            sys.stderr = sys.__stderr__ = _writer(2)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _pipes() -> Generator[None]:
+    """Replace the standard descriptors with pipes for a while."""
+    before = [os.dup(descriptor) for descriptor in range(3)]
+    reading, writing = os.pipe()
+    try:
+        for descriptor, end in enumerate((reading, writing, writing)):
+            os.dup2(end, descriptor)
+        yield
+    finally:
+        for descriptor, saved in enumerate(before):
+            os.dup2(saved, descriptor)
+        for each in (*before, reading, writing):
+            os.close(each)
+
+
+def _reader() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
 
 
 def _writer(descriptor: int) -> io.TextIOWrapper:
@@ -170,14 +195,16 @@ def _bind(call: wire.CallHeader, warmth: Warmth, jail_filter: Filter | None, spa
 
 def _run_program(code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: Warmth) -> int:
     main = warmth.main
+    names = main.__dict__
     sys.modules["__main__"] = main
+    is_pipe = call.stdin_bytes > 0 and not call.flags & wire.STDIN_IN_FD
+    sys.stdin = sys.__stdin__ = warmth.pipe_input if is_pipe else warmth.file_input  # type: ignore[misc]
     sys.excepthook = report
     status = 0
     try:
         source = code.decode("utf-8", "surrogatepass").removeprefix("\ufeff")  # a byte order mark, as in a file
         LINES.source = source
         body, last = _compile(source)
-        names = main.__dict__
         if body is not None:
             exec(body, names)
         if last is not None:
@@ -190,7 +217,9 @@ def _run_program(code: bytes, call: wire.CallHeader, shared: mmap.mmap, warmth: 
         status = _exit_status(request)
     except BaseException as error:
         status = _fail(error, shared)
-    return _finish(status, shared)
+    status = _finish(status, shared)
+    _flush_files(names)
+    return status
 
 
 def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]:
@@ -313,7 +342,11 @@ def _exit_status(request: SystemExit) -> int:
         return 0
     if isinstance(request.code, int):
         return request.code & 0xFF
-    _tell(f"{request.code}\n")
+    try:
+        line = f"{request.code!s}\n"
+    except BaseException:
+        line = "\n"  # as CPython, which ignores the error
+    _tell(line)
     return 1
 
 
@@ -334,3 +367,16 @@ def _finish(status: int, shared: mmap.mmap) -> int:
     except BaseException as error:
         return _fail(error, shared)
     return status
+
+
+def _flush_files(names: dict[str, Any]) -> None:
+    """Flush the files among the program's global names; like the interpreter at its end, ignore every error."""
+    try:
+        for value in [*names.values()]:
+            try:
+                if issubclass(type(value), _File):
+                    value.flush()
+            except BaseException:
+                continue
+    except BaseException:  # no memory for the list, or a signal's handler raised it
+        pass

@@ -165,3 +165,104 @@ async def test_each_call_draws_its_own_random_numbers_unless_seeded(pool: Sandbo
     assert len(free) == 4
     seeded = {(await pool.run(ExecutionRequest(code=code, seed=7))).stdout for _ in range(3)}
     assert len(seeded) == 1
+
+
+SEEKS = """
+import os, sys
+def can_seek(descriptor):
+    try: return os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+    except OSError: return False
+for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+    stream = getattr(sys, name)
+    assert stream.seekable() == stream.buffer.seekable() == can_seek(descriptor), name
+    assert getattr(sys, f"__{name}__") is stream, name
+print(len(sys.stdin.read()))
+"""
+
+
+@pytest.mark.parametrize("stdin", ["", "5\n", "5\n" * 20_000], ids=["empty", "short", "long"])
+async def test_a_standard_stream_says_correctly_whether_it_can_seek(pool: SandboxPool, stdin: str):
+    result = await run(pool, SEEKS, stdin)
+    assert (result.stdout, result.stderr) == (f"{len(stdin)}\n", "")
+
+
+@pytest.mark.parametrize("stdin", ["a\né\n", "a\né\n" + "b" * 40_000], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sys.stdout.reconfigure(encoding='utf-8')\nsys.stderr.reconfigure(line_buffering=True)",
+        "sys.stdin.reconfigure(errors='replace')",
+        "sys.stdin = io.TextIOWrapper(sys.stdin.buffer, 'utf-8')",
+        "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'utf-8')\n"
+        "sys.stderr = io.TextIOWrapper(sys.stderr.buffer, 'utf-8')",
+        "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8')",
+    ],
+)
+async def test_standard_streams_can_be_changed_and_wrapped(pool: SandboxPool, change: str, stdin: str):
+    code = f"import io, sys\n{change}\nprint('é' in sys.stdin.read(), 'é')\nprint('ü', file=sys.stderr)"
+    result = await run(pool, code, stdin)
+    assert (result.stdout, result.stderr) == ("True é\n", "ü\n")
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+async def test_standard_streams_have_names_in_dev(level: str):
+    code = """
+read = open("/dev/stdin").read()
+print(len(read), file=open("/dev/stdout", "w"))
+print("later", file=open("/dev/stderr", "a"))
+"""
+    async with derived.pool(only=level, slots=1, warm=("lean",)) as pool:
+        if not pool.report.facts.get("proc", True):
+            pytest.skip("the kernel shows this user no /proc in a jail")
+        for stdin in ("", "abc", "abc" * 20_000):
+            result = await run(pool, code, stdin)
+            assert (result.stdout, result.stderr) == (f"{len(stdin)}\n", "later\n")
+
+
+@pytest.mark.parametrize("end", ["", "1 / 0", "sys.exit(3)", "sys.stdout.flush()\nsys.stdout = None"])
+async def test_files_that_are_open_at_the_end_are_flushed_after_the_standard_streams(pool: SandboxPool, end: str):
+    code = f"""
+import io, sys
+out = open(1, "w", closefd=False)
+print("second", file=out)
+sys.stdout = io.TextIOWrapper(sys.stdout.buffer)
+print("first")
+{end}
+"""
+    assert (await run(pool, code)).stdout == "first\nsecond\n"
+
+
+async def test_what_fails_while_a_file_is_flushed_is_ignored(pool: SandboxPool):
+    code = """
+import builtins, io, os, sys
+class Exits(io.IOBase):
+    def flush(self): sys.exit(5)
+class Fails(io.IOBase):
+    def flush(self): raise ValueError
+class Pretends:
+    __class__ = io.TextIOWrapper
+    def flush(self): os.write(1, b"pretended")
+exits, fails, pretends = Exits(), Fails(), Pretends()
+closed = open(os.dup(1), "w")
+closed.write("lost")
+os.close(closed.fileno())
+out = open(1, "w", closefd=False)
+out.write("kept")
+builtins.list = builtins.isinstance = None
+"""
+    result = await run(pool, code)
+    assert (result.outcome, result.stdout, result.stderr) == (Outcome.OK, "kept", "")
+
+
+async def test_a_file_that_cannot_be_flushed_stalls_a_program_until_its_deadline_at_most(pool: SandboxPool):
+    code = "import os\nout = open(os.pipe()[1], 'wb', buffering=1 << 20)\nout.write(bytes(1 << 19))\nprint('done')"
+    result = await run(pool, code, wall_s=0.6)
+    assert (result.outcome, result.stdout) == (Outcome.TIMEOUT, "done\n")
+
+
+@pytest.mark.parametrize(
+    "text, shown", [("raise ValueError", "\n"), ("sys.exit(4)", "\n"), ("return 5", "\n"), ("return 'm'", "m\n")]
+)
+async def test_an_exit_with_an_object_has_status_1_whatever_its_text_does(pool: SandboxPool, text: str, shown: str):
+    result = await run(pool, f"import sys\nclass Odd:\n    def __str__(self): {text}\nsys.exit(Odd())")
+    assert (result.outcome, result.exit_status, result.stderr) == (Outcome.ERROR, 1, shown)
