@@ -9,38 +9,44 @@ It trains the tokens of the built-in loop.
 
 import contextlib
 import json
+from collections import deque
 from typing import Any
 
 import httpx
 from agents import Agent, FunctionTool, MaxTurnsExceeded, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from examples.train_agent import MAX_TURNS, TLS, error_of, run
+from examples.train_agent import MAX_TURNS, TLS, Programs, error_of
 from rstar_ray.agent.endpoint import Endpoint
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Problem
 from sandbox.outcomes import tool_text
 
-_FAILED: set[str] = set()
-"""Results of failed programs: the SDK's tools return only text."""
+_FAILED: deque[str] = deque(maxlen=10_000)
+"""Results of failed programs that `failed` has not seen yet: the SDK's tools return only text. It is bounded because an
+agent may end before it sends a result.
+"""
 
 
 async def _python(context: Any, arguments: str) -> str:
     given = json.loads(arguments)
     if not isinstance(given.get("code"), str):
         text = "Error: give a string named code"
-        _FAILED.add(text)
+        _FAILED.append(text)
         return text
-    result = await run(given["code"], str(given.get("input", "")))
+    result = await context.context.run(given["code"], str(given.get("input", "")))
     text = tool_text(result)
     if result.outcome.failed:
-        _FAILED.add(text)
+        _FAILED.append(text)
     return text
 
 
 def failed(text: str) -> bool:
-    """True for the result of a program that failed, which Resample-on-Correct counts."""
-    return text in _FAILED
+    """True for the result of a program that failed, which Resample-on-Correct counts. Called once for each result."""
+    if text not in _FAILED:
+        return False
+    _FAILED.remove(text)  # a later result with this text may be of a program that succeeded
+    return True
 
 
 PYTHON = FunctionTool(
@@ -56,6 +62,7 @@ async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
     """One rollout. The configured reward judges the last answer."""
     set_tracing_disabled(True)
     unreadable: list[str] = []
+    programs = Programs(endpoint.seed)
 
     async def note(response: httpx.Response) -> None:
         """The SDK drops fields that it does not know."""
@@ -70,7 +77,7 @@ async def solve(problem: Problem, endpoint: Endpoint) -> float | None:
         messages: Any = problem.problem
         with contextlib.suppress(MaxTurnsExceeded):
             while True:
-                ran = await Runner.run(agent, messages, max_turns=MAX_TURNS)
+                ran = await Runner.run(agent, messages, context=programs, max_turns=MAX_TURNS)
                 if not unreadable:
                     break
                 replies = [error_of(error)["content"] for error in unreadable]

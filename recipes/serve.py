@@ -28,7 +28,7 @@ from actors.talk.http_listener import body_of, given_token, listening, refuse_po
 from actors.talk.policy_answers import PolicyAnswers
 from actors.talk.talker import TalkConfig, Talker, own_engine, own_talker
 from rstar_ray.agent import chat_request, messages_request
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, usage_of
+from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, model_entry, usage_of
 from rstar_ray.agent.messages_request import Events
 from rstar_ray.agent.talk import TalkEvent
 from rstar_ray.config.options import options_of
@@ -212,7 +212,7 @@ class Server:
         return web.json_response("pong")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self._options.model, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [model_entry(self._options.model)]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self._talks >= MAX_TALKS:

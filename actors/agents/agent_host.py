@@ -3,11 +3,16 @@
 import asyncio
 import inspect
 import logging
+import math
+import reprlib
 import sys
 import threading
+import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ from rstar_ray.reward.value import finite
 from rstar_ray.seeds import derive_seed
 from rstar_ray.tools.loader import load_object
 from rstar_ray.trajectory import Problem
+from sandbox.http.connections import room_for_connections
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +66,15 @@ class AgentHost:
         context_tokens: int,
         deadline_s: float,
         failed: Callable[[str], bool] | None = None,
+        uncalled_s: float = math.inf,
     ) -> None:
+        """`uncalled_s`: an agent is stopped if no worker calls for its rollout for so long."""
         self._solve = solve
         self._chat = chat
         self._context_tokens = context_tokens
         self._deadline_s = deadline_s
         self._failed = failed
+        self._uncalled_s = uncalled_s
         self._running: dict[str, RunningAgent] = {}  # by rollout
         self._by_key: OrderedDict[str, AgentSession] = OrderedDict()
         self._open = AsyncExitStack()
@@ -89,7 +98,7 @@ class AgentHost:
                 running.stop()
                 running.session.release()
             running = self._begin(call, losses)
-        running.holder = call.holder
+        running.holder, running.called_s = call.holder, time.monotonic()
         return await running.session.next(call)
 
     async def end(self, rollout_id: str, holder: str) -> None:
@@ -115,6 +124,7 @@ class AgentHost:
     async def _listen(self) -> None:
         async with self._starting:
             if not self._address:
+                room_for_connections()  # lifts the limit of open files: each agent has an event loop and connections
                 app = AgentEndpoint(self._by_key.get).app()
                 self._address = await self._open.enter_async_context(listening(app, "127.0.0.1", 0, cancels=True))
                 self._watch = asyncio.create_task(self._time_out())
@@ -145,9 +155,11 @@ class AgentHost:
 
     async def _time_out(self) -> None:
         while True:
-            await asyncio.sleep(min(LOOK_EVERY_S, self._deadline_s / 4))
-            for running in list(self._running.values()):
-                if running.session.thinks_for_s() > self._deadline_s:
+            await asyncio.sleep(min(LOOK_EVERY_S, self._deadline_s / 4, self._uncalled_s / 4))
+            for rollout_id, running in list(self._running.items()):
+                if time.monotonic() - running.called_s > self._uncalled_s:  # the rollout was abandoned while it waited
+                    await self.end(rollout_id, running.holder)
+                elif running.session.thinks_for_s() > self._deadline_s:
                     text = f"no request and no end for {self._deadline_s:g} s (--agent.deadline-s)"
                     running.session.end(AgentEnd(failure=text, timed_out=True))
                     running.stop()
@@ -160,7 +172,8 @@ class RunningAgent:
         self.session = session
         self.holder = holder
         self.losses = losses  # earlier losses of this rollout's agent
-        self._task: asyncio.Task[AgentEnd] | None = None
+        self.called_s = time.monotonic()  # by a worker
+        self._task: asyncio.Task[Any] | None = None  # of an async agent
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, solve: Solve, problem: Problem, endpoint: Endpoint, show: Callable[[str, str], None]) -> None:
@@ -172,14 +185,19 @@ class RunningAgent:
                 show(endpoint.rollout_id, end.failure or end.fault)
             self.session.end(end)
 
-        async def run() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._task = asyncio.ensure_future(self._solved(solve, problem, endpoint))
-            end = await self._task
+        def report(end: AgentEnd) -> None:
             with suppress(RuntimeError):  # the host is closed
-                host.call_soon_threadsafe(ended, end)  # reported before the agent's remaining tasks are cancelled
+                host.call_soon_threadsafe(ended, end)
 
-        threading.Thread(target=asyncio.run, args=(run(),), name=f"agent {endpoint.rollout_id}", daemon=True).start()
+        def run() -> None:
+            try:
+                with asyncio.Runner() as runner:
+                    self._loop = runner.get_loop()
+                    report(self._solved(runner, solve, problem, endpoint))  # before its remaining tasks are cancelled
+            except BaseException as raised:  # without a report the host would wait until the deadline
+                report(AgentEnd(fault=f"its thread failed: {_text_of(raised)}"))
+
+        threading.Thread(target=run, name=f"agent {endpoint.rollout_id}", daemon=True).start()
 
     def stop(self) -> None:
         """Cancel the agent. An agent that blocks continues until it returns, but its requests are refused."""
@@ -188,10 +206,12 @@ class RunningAgent:
             with suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    async def _solved(self, solve: Solve, problem: Problem, endpoint: Endpoint) -> AgentEnd:
+    def _solved(self, runner: asyncio.Runner, solve: Solve, problem: Problem, endpoint: Endpoint) -> AgentEnd:
+        """The loop runs only for an awaitable result: a function that is not async may use `asyncio.run`."""
         try:
-            given = solve(problem, endpoint)
-            reward = await given if inspect.isawaitable(given) else given
+            reward = solve(problem, endpoint)
+            if inspect.isawaitable(reward):
+                reward = runner.run(self._awaited(reward), context=copy_context())
         except ToolError as ours:
             return AgentEnd(fault=str(ours) or "the agent raised ToolError without a reason")
         except SandboxError as lost:
@@ -200,14 +220,25 @@ class RunningAgent:
             return AgentEnd(fault=f"it was lost {self.losses + 1} times, last: {lost}")
         except asyncio.CancelledError:
             return AgentEnd(failure="it was cancelled")
-        except BaseException as raised:  # `SystemExit` too, which would end the event loop
-            return AgentEnd(failure=f"{type(raised).__name__}: {raised}"[:500])
+        except BaseException as raised:  # `SystemExit` too
+            return AgentEnd(failure=_text_of(raised))
         if reward is None:
             return AgentEnd()
         number = finite(reward)
         if number is None:
-            return AgentEnd(fault=f"its reward is {reward!r:.80}, not a finite number or None")
+            return AgentEnd(fault=f"its reward is {reprlib.repr(reward)}, not a finite number or None")
         return AgentEnd(reward=number)
+
+    async def _awaited(self, given: Awaitable[Any]) -> Any:
+        self._task = asyncio.current_task()
+        if self._task is not None and self.session.over:  # stopped before there was a task to cancel
+            self._task.cancel()
+        return await given
+
+
+def _text_of(raised: BaseException) -> str:
+    """Type and message, also if `__str__` of the user's exception raises."""
+    return "".join(traceback.format_exception_only(raised)).strip()[:500]
 
 
 class AgentHostActor(ServiceActor):
@@ -223,6 +254,8 @@ class AgentHostActor(ServiceActor):
             context_tokens=config.engine.max_context_tokens,
             deadline_s=config.agent.deadline_s,
             failed=load_object(failed) if failed else None,
+            # A rollout is not called for while it waits in the queue, and while a turn of it is sampled.
+            uncalled_s=config.rollout.deadline_s + config.engine.completion_deadline_s,
         )
         self._num_answered = 0
 

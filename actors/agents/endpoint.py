@@ -8,7 +8,15 @@ from aiohttp import web
 
 from actors.talk.http_listener import body_of
 from rstar_ray.agent import chat_request, messages_request
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, closing_delta, read_request
+from rstar_ray.agent.chat_request import (
+    BadRequest,
+    ChatRequest,
+    Chunks,
+    Finished,
+    closing_delta,
+    model_entry,
+    read_request,
+)
 from rstar_ray.agent.endpoint import MODEL
 from rstar_ray.agent.messages_request import Events
 from rstar_ray.agent.session import MAX_BODY_BYTES, AgentSession
@@ -63,7 +71,7 @@ class AgentEndpoint:
 
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [model_entry(MODEL)]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         session, anthropic = self._session(request), _is_anthropic(request)

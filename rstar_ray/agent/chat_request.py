@@ -3,6 +3,7 @@
 `rstar_ray.agent.messages_request` does the same for Anthropic's Messages.
 """
 
+import hashlib
 import json
 import time
 import zlib
@@ -29,8 +30,39 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "top_logprobs": (0,),
     "functions": ([],),
     "function_call": ("auto", "none"),
+    # vLLM's
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "stop_token_ids": ([],),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
 }
-"""Fields that would change sampling in an unsupported way, with the values (besides null) that have no effect."""
+"""Fields that would change the prompt or sampling in an unsupported way, with the values (besides null) that have no
+effect.
+"""
 
 
 UNREADABLE = "rstar_unreadable"
@@ -51,6 +83,7 @@ class ChatRequest:
     model: str = ""  # as named by the client
     messages: Sequence[Mapping[str, Any]]  # arguments of calls are objects; tool results follow the order of the calls
     call_ids: frozenset[str] = frozenset()  # of all calls in the messages
+    last_call_ids: tuple[str, ...] = ()  # of the calls in the assistant's last message; empty for a call without one
     tools: Sequence[Mapping[str, Any]] = ()
     reads_calls: bool = True  # False if `tool_choice` is "none"
     parallel: bool = True  # False: only the first call of a turn counts
@@ -62,6 +95,7 @@ class ChatRequest:
     stream: bool = False
     tells_usage: bool = False  # whether a stream ends with the token usage
     digest: str = ""  # of the whole body, independent of the order of keys
+    num_chars: int = 0  # of the whole body
 
     def sampling(self, default: Sampling) -> Sampling:
         """The client's sampling settings, with `default` for those it did not set."""
@@ -76,8 +110,11 @@ MAX_TOKEN_CHARS = 64
 
 
 def refuse_too_long(request: ChatRequest, context_tokens: int) -> None:
-    """Raises `BadRequest` for messages that do not fit for certain: encoding them would take seconds."""
-    if sum(len(str(message.get("content"))) for message in request.messages) > MAX_TOKEN_CHARS * context_tokens:
+    """Raises `BadRequest` for messages that do not fit for certain: encoding them would take seconds.
+
+    The whole body counts, because a template writes calls, reasoning and tools too. A message is at least one token.
+    """
+    if request.num_chars > MAX_TOKEN_CHARS * context_tokens or len(request.messages) > context_tokens:
         raise too_long("the messages are longer than the context")
 
 
@@ -93,8 +130,8 @@ def read_request(body: bytes) -> ChatRequest:
 def request_of(fields: Mapping[str, Any]) -> ChatRequest:
     """Like `read_request`, for a body that is already parsed."""
     try:
-        digest = canonical(fields)
-        digest.encode()
+        text = canonical(fields)
+        digest = hashlib.sha256(text.encode()).hexdigest()
     except RecursionError as deep:
         raise BadRequest("the body is nested too deeply") from deep
     except UnicodeEncodeError as half:
@@ -113,6 +150,7 @@ def request_of(fields: Mapping[str, Any]) -> ChatRequest:
         model=model or "",
         messages=read.messages,
         call_ids=call_ids(fields["messages"]),
+        last_call_ids=_last_call_ids(fields["messages"]),
         tools=tuple(read.tools or ()),
         reads_calls=_reads_calls(fields.get("tool_choice")),
         parallel=_flag(fields, "parallel_tool_calls", default=True),
@@ -124,6 +162,7 @@ def request_of(fields: Mapping[str, Any]) -> ChatRequest:
         stream=_flag(fields, "stream"),
         tells_usage=bool(cast(dict[str, Any], options).get("include_usage")),
         digest=digest,
+        num_chars=len(text),
     )
 
 
@@ -170,6 +209,11 @@ def call_ids(messages: Sequence[Any]) -> frozenset[str]:
     """The ids of all calls in validated messages."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return frozenset(str(call["id"]) for call in calls if isinstance(call, dict) and "id" in call)
+
+
+def _last_call_ids(messages: Sequence[Any]) -> tuple[str, ...]:
+    said = next((message for message in reversed(messages) if message.get("role") == "assistant"), {})
+    return tuple(str(call.get("id") or "") for call in said.get("tool_calls") or () if isinstance(call, dict))
 
 
 def _in_order_of_calls(messages: Sequence[Any]) -> list[Any]:
@@ -342,6 +386,11 @@ class Chunks:
         return _event(self._made | {"choices": [choice]})
 
 
+def model_entry(name: str) -> dict[str, Any]:
+    """The served model in the list of models."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rstar_ray"}
+
+
 def _made(name: str, model: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": model}
 
@@ -353,4 +402,4 @@ def _event(fields: Mapping[str, Any]) -> bytes:
 def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:
     """An error in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": text, "type": kind, "param": None, "code": code or status}}
+    return {"error": {"message": text, "type": kind, "param": None, "code": code or None}}

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Finished, read_object, request_of
+from rstar_ray.agent.chat_request import NEUTRAL, BadRequest, ChatRequest, Finished, read_object, request_of
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERRORS = {
@@ -19,7 +19,7 @@ ERRORS = {
     503: "overloaded_error",
 }
 CHOICES = {"any": "required", "tool": "a tool by name"}  # OpenAI's names; other names are the same
-ALIKE = ("model", "temperature", "top_p", "top_k", "stream")
+ALIKE = ("model", "temperature", "top_p", "stream", *NEUTRAL)
 UNSUPPORTED = ("mcp_servers", "container", "context_management")
 
 

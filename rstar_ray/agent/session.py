@@ -178,6 +178,7 @@ class AgentSession:
         if self._undelivered.get(pending.request.digest) is pending:
             del self._undelivered[pending.request.digest]
         self._delivered[pending.request.digest] = pending
+        pending.request = replace(pending.request, messages=(), tools=())  # a retry needs only the answer
         self._busy_since_s = time.monotonic()
 
     def end(self, end: AgentEnd) -> None:
@@ -323,7 +324,7 @@ class AgentSession:
             return []
         offered = {str(tool["function"]["name"]) for tool in request.tools}
         called: list[str] = []
-        results: list[ToolResult] = []
+        results: list[tuple[str, ToolResult]] = []  # with the id of the call
         for message in reversed(request.messages):
             if message["role"] == "assistant":
                 called = [str(call["function"]["name"]) for call in message.get("tool_calls") or ()]
@@ -336,14 +337,19 @@ class AgentSession:
             except Exception as raised:  # of any kind, because it is the user's code
                 raise ToolError(f"--agent.failed: {type(raised).__name__}: {raised}") from raised
             outcome = Outcome.ERROR if failed else Outcome.OK
-            results.append(ToolResult(outcome=outcome, text=text))
+            results.append((str(message.get("tool_call_id") or ""), ToolResult(outcome=outcome, text=text)))
         if results:
             self._reported.add(caller)
         results.reverse()
         if caller in self._unreadable:  # replies to these calls, which count already, come last
             del results[len(called) :]
-        tools = chain((name if name in offered else "" for name in called), repeat(""))  # results follow the calls
-        return [(caller, replace(result, tool=tool)) for result, tool in zip(results, tools, strict=False)]
+        names = [name if name in offered else "" for name in called]
+        name_of = {one: name for one, name in zip(request.last_call_ids, names, strict=False) if one}
+        in_order = chain(names, repeat(""))  # a result without a known id belongs to the call at its position
+        return [
+            (caller, replace(result, tool=name_of.get(of_call, name)))
+            for (of_call, result), name in zip(results, in_order, strict=False)
+        ]
 
     def _finish(self, pending: Pending, place: Place, turn: SampledTurn, number: int) -> None:
         request, chat = pending.request, self.chat

@@ -66,6 +66,8 @@ class TokenLines:
         """The place after the longest stored conversation that the request continues, or None."""
         keys = _keys(request.messages, request.tools)
         for length in range(len(request.messages) - 1, 0, -1):
+            if keys[length] not in self._by_key:
+                continue  # before its messages are copied: otherwise the time is quadratic in their number
             numbers = self._meant(keys[length], request.messages[:length], request.call_ids)
             if len({self._sampled[number].reasonings for number in numbers}) != 1:
                 continue  # no candidate, or turns that differ in parts that the client dropped

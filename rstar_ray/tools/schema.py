@@ -109,7 +109,8 @@ def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
     if "string" in kinds:
         return value
     if not kinds:
-        choices = cast(list[Any], schema.get("enum") or [])
+        enum = schema.get("enum")
+        choices = cast(list[Any], enum) if isinstance(enum, list) else []
         return next((choice for choice in choices if not isinstance(choice, str) and json.dumps(choice) == word), value)
     read = _value(word)
     if isinstance(read, float) and "integer" in kinds and "number" not in kinds and read.is_integer():

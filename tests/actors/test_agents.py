@@ -2,10 +2,15 @@
 are fakes."""
 
 import asyncio
+import contextvars
+import errno
+import functools
 import io
 import json
 import random
+import resource
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -107,8 +112,11 @@ async def with_python(problem: Problem, endpoint: Endpoint) -> None:
 
 
 @asynccontextmanager
-async def host_of(solve: Any, *, deadline_s: float = 300.0, failed: Any = None) -> AsyncGenerator[AgentHost, None]:
-    host = AgentHost(solve, CHAT, context_tokens=LIMITS.max_context_tokens, deadline_s=deadline_s, failed=failed)
+async def host_of(
+    solve: Any, *, deadline_s: float = 300.0, failed: Any = None, **more: Any
+) -> AsyncGenerator[AgentHost, None]:
+    limits = {"context_tokens": LIMITS.max_context_tokens, "deadline_s": deadline_s, **more}
+    host = AgentHost(solve, CHAT, failed=failed, **limits)
     try:
         yield host
     finally:
@@ -193,6 +201,34 @@ async def leaves_a_thread_behind(problem: Problem, endpoint: Endpoint) -> float:
     return 1.0
 
 
+async def stops_its_loop(problem: Problem, endpoint: Endpoint) -> None:
+    await ask(endpoint, problem.problem)
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(3600)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("it is not complete")
+
+    __repr__ = __str__
+
+
+async def raises_an_unprintable_error(problem: Problem, endpoint: Endpoint) -> None:
+    await ask(endpoint, problem.problem)
+    raise Unprintable
+
+
+def runs_a_loop(problem: Problem, endpoint: Endpoint) -> float:
+    asyncio.run(ask(endpoint, problem.problem))
+    return 1.0
+
+
+def runs_the_loop_of_its_thread(problem: Problem, endpoint: Endpoint) -> float:
+    asyncio.get_event_loop().run_until_complete(ask(endpoint, problem.problem))
+    return 1.0
+
+
 async def insists(problem: Problem, endpoint: Endpoint) -> None:
     while True:
         with suppress(openai.BadRequestError):
@@ -212,6 +248,10 @@ def blocks(problem: Problem, endpoint: Endpoint) -> float:
     [
         (raises, answer("3"), StopReason.AGENT_FAILED, 0.0),
         (exits, answer("3"), StopReason.AGENT_FAILED, 0.0),
+        (stops_its_loop, answer("3"), StopReason.AGENT_FAILED, 0.0),
+        (raises_an_unprintable_error, answer("3"), StopReason.AGENT_FAILED, 0.0),
+        (runs_a_loop, answer("3"), StopReason.ANSWERED, 1.0),
+        (runs_the_loop_of_its_thread, answer("3"), StopReason.ANSWERED, 1.0),
         (hangs, answer("3"), StopReason.AGENT_TIMEOUT, 0.0),
         (leaves_a_thread_behind, answer("3"), StopReason.ANSWERED, 1.0),
         (insists, answer("3"), StopReason.MAX_TURNS, 0.0),
@@ -228,6 +268,72 @@ async def test_every_end_of_an_agent_has_its_name_and_reward(solve: Any, said: s
         trajectory = await judged(await played(host, start(), Policy(*[said] * LIMITS.max_turns)))
     assert trajectory.summary.stop_reason is reason
     assert reward is None or trajectory.summary.reward == reward
+
+
+class Waits:
+    """Agents that ask once and then wait, in each form that a user may write."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    async def __call__(self, problem: Problem, endpoint: Endpoint) -> None:
+        await ask(endpoint, problem.problem)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    def not_async(self, problem: Problem, endpoint: Endpoint) -> Awaitable[None]:
+        return self(problem, endpoint)
+
+
+@pytest.mark.parametrize("form", ["callable", "partial", "not async"])
+async def test_an_agent_is_cancelled_at_the_deadline(form: str):
+    agent = Waits()
+    solve = {"callable": agent, "partial": functools.partial(agent), "not async": agent.not_async}[form]
+    async with host_of(solve, deadline_s=SHORT_S) as host:
+        state = await played(host, start(), Policy(answer("3")))
+    assert state.stop_reason is StopReason.AGENT_TIMEOUT
+    assert await asyncio.to_thread(agent.cancelled.wait, 20)
+
+
+async def test_what_an_agent_sets_before_its_awaitable_holds_inside():
+    name = contextvars.ContextVar("name", default="")
+
+    def solve(problem: Problem, endpoint: Endpoint) -> Awaitable[float]:
+        async def inner() -> float:
+            await ask(endpoint, problem.problem)
+            return float(name.get())
+
+        name.set("0.5")
+        return inner()
+
+    async with host_of(solve) as host:
+        assert (await played(host, start(), Policy(answer("3")))).reward == 0.5
+
+
+async def test_an_agent_whose_thread_gets_no_loop_is_reported_at_once_and_not_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def full(runner: asyncio.Runner) -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with host_of(with_python) as host:
+        with monkeypatch.context() as patched, pytest.raises(ToolError, match=r"OSError.*Too many open files"):
+            patched.setattr(asyncio.Runner, "get_loop", full)
+            await played(host, start())
+
+
+async def test_a_host_lifts_the_limit_of_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 100, hard))
+    try:
+        async with host_of(with_python) as host:
+            await played(host, start(), Policy(answer("3")))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 PYTHON: Any = [PYTHON_TOOL.as_schema()]
@@ -254,6 +360,29 @@ async def test_a_failed_call_counts_although_a_reminder_follows_its_result():
     async with host_of(solve) as host:
         state = await played(host, start(), Policy(call("1+2"), answer("3")))
     assert [[result.outcome for result in turn.tool_results] for turn in state.turns] == [[Outcome.ERROR], []]
+
+
+@pytest.mark.parametrize(("has_id", "tool"), [(True, "search"), (False, "python")])
+async def test_a_result_belongs_to_the_call_with_its_id_or_else_to_the_call_at_its_position(has_id: bool, tool: str):
+    search: Any = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        async with client(endpoint) as policy:
+            messages: list[Any] = [{"role": "user", "content": problem.problem}]
+            reply = await policy.chat.completions.create(model="policy", messages=messages, tools=[*PYTHON, search])
+            said = reply.choices[0].message
+            assert said.tool_calls and len(said.tool_calls) == 2
+            result = {"role": "tool", "content": "no", "rstar_failed": True}
+            result |= {"tool_call_id": said.tool_calls[1].id} if has_id else {}
+            messages += [said.model_dump(exclude_none=True), result]  # without a result of the first call
+            await policy.chat.completions.create(model="policy", messages=messages, tools=[*PYTHON, search])
+        return 1.0
+
+    calls = call("1+2") + '\n<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy(calls, answer("3")))
+    (result,) = state.turns[0].tool_results
+    assert (result.tool, result.outcome) == (tool, Outcome.ERROR)
 
 
 @pytest.mark.parametrize("words", [3_000, 500_000])
@@ -360,7 +489,12 @@ async def returns_text(problem: Problem, endpoint: Endpoint) -> Any:
     return "good"
 
 
-@pytest.mark.parametrize("solve", [never_asks, lacks_its_server, returns_text])
+async def returns_an_unprintable_object(problem: Problem, endpoint: Endpoint) -> Any:
+    await ask(endpoint, problem.problem)
+    return Unprintable()
+
+
+@pytest.mark.parametrize("solve", [never_asks, lacks_its_server, returns_text, returns_an_unprintable_object])
 async def test_an_end_that_says_nothing_about_the_policy_is_not_trained_on(solve: Any):
     async with host_of(solve) as host:
         with pytest.raises(ToolError):
@@ -390,7 +524,11 @@ async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout
                 headers = {"Authorization": f"Bearer {endpoint.api_key}"}
                 async with http.post("chat/completions", data=data, headers=headers) as reply:
                     statuses[name] = reply.status
-                    assert (await reply.json())["error"]["message"]
+                    error = (await reply.json())["error"]
+                    assert error["message"] and isinstance(error["code"], str | None)
+            async with http.get("models", headers=headers) as reply:
+                (model,) = (await reply.json())["data"]
+                assert openai.types.Model.model_validate(model, strict=True).id == "policy"
             async with http.post("chat/completions", json=good, headers={"Authorization": "Bearer x"}) as reply:
                 statuses["key"] = reply.status
             encoded = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Encoding": "gzip"}
@@ -563,6 +701,24 @@ async def test_an_agent_with_more_tokens_than_its_rollout_was_admitted_with_has_
 
 
 # ---------------------------------------------------------------- survival
+
+
+async def test_an_agent_whose_rollout_nobody_calls_for_is_stopped_and_begins_again_if_it_continues():
+    ended = threading.Event()
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        try:
+            await ask(endpoint, "first")
+            await ask(endpoint, "second")
+        finally:
+            ended.set()
+        return 1.0
+
+    async with host_of(solve, uncalled_s=SHORT_S) as host:
+        state = await played(host, start(), Policy("one"), turns=1)
+        assert await asyncio.to_thread(ended.wait, 20)
+        state = await played(host, state, Policy("two"))
+    assert len(state.turns) == 2 and state.stop_reason is StopReason.ANSWERED
 
 
 async def test_a_rollout_whose_host_is_lost_is_replayed_without_sampling_a_turn_again():

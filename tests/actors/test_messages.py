@@ -127,6 +127,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"tool_choice": 3}, 400, "tool_choice: must be an object"),
         ({"mcp_servers": [{"url": "http://x"}]}, 400, "mcp_servers: not supported"),
         ({"top_k": 3}, 400, "top_k: not supported"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs: not supported"),
         ({"model": "claude"}, 404, "model: 'claude' is not served here"),
         ({"model": 3}, 400, "model: must be a string"),
         ({"messages": [{"role": "user", "content": "x " * 3 * CONTEXT}]}, 400, "prompt is too long: the messages are"),

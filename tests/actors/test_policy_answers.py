@@ -153,6 +153,12 @@ async def test_a_conversation_that_is_too_long_is_openais_error():
         assert refused.value.code == "context_length_exceeded"
 
 
+async def test_the_served_model_is_listed_in_openais_form():
+    async with client_of() as (client, _):
+        (model,) = (await client.models.list()).data
+    assert openai.types.Model.model_validate(model.model_dump(), strict=True).id == "folder/m"
+
+
 async def test_what_the_template_refuses_is_a_bad_request():
     async with client_of(family="gemma") as (client, _):
         with pytest.raises(openai.BadRequestError, match="the chat template refuses"):

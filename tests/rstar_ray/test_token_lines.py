@@ -6,13 +6,14 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar_ray.agent.chat_request import BadRequest, ChatRequest, message_of, read_request
+from rstar_ray.agent.chat_request import BadRequest, ChatRequest, message_of, read_request, refuse_too_long
 from rstar_ray.agent.token_lines import Place, TokenLines
 from rstar_ray.chat.answer import AnswerReader, TextOfTokens
 from rstar_ray.chat.resolve import resolve
@@ -370,6 +371,14 @@ def test_a_stop_string_ends_the_turn_at_the_token_that_completes_it(size: int):
         ({"tool_choice": "required"}, "tool_choice: only auto and none"),
         ({"top_logprobs": 3}, "top_logprobs: not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format: not supported"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs: not supported"),
+        ({"guided_choice": ["a"]}, "guided_choice: not supported"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs: not supported"),
+        ({"stop_token_ids": [5]}, "stop_token_ids: not supported"),
+        ({"ignore_eos": True}, "ignore_eos: not supported"),
+        ({"continue_final_message": True}, "continue_final_message: not supported"),
+        ({"add_generation_prompt": False}, "add_generation_prompt: not supported"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs: not supported"),
         ({"stop": 3}, "stop: must be"),
         ({"stream": "yes"}, "stream: must be true or false"),
         ({"stream_options": 1}, "stream_options: must be an object"),
@@ -384,6 +393,61 @@ def test_a_request_that_cannot_be_answered_says_which_field(fields: dict[str, An
     with pytest.raises(BadRequest) as bad:
         read_request(json.dumps(body).encode())
     assert str(bad.value).startswith(problem)
+
+
+def test_fields_with_values_that_have_no_effect_are_accepted():
+    fields = {"n": 1, "ignore_eos": False, "add_generation_prompt": True, "bad_words": [], "chat_template": None}
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields, "seed": 3, "reasoning_effort": "low"}
+    assert read_request(json.dumps(body).encode()).messages
+
+
+LONG = "word " * 2_000
+USER = {"role": "user", "content": "hi"}
+CALLED = {"function": {"name": "search", "arguments": json.dumps({"query": LONG})}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": LONG}, USER]},
+        {"messages": [USER, {"role": "assistant", "tool_calls": [CALLED]}, {"role": "tool", "content": "a"}]},
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "search", "description": LONG}}]},
+        {"messages": [USER] * 101},
+    ],
+    ids=["content", "reasoning", "arguments", "tools", "number of messages"],
+)
+def test_a_request_that_is_far_beyond_the_context_is_refused_before_it_is_encoded(fields: dict[str, Any]):
+    request = read_request(json.dumps(fields).encode())
+    refuse_too_long(request, 1_000)
+    with pytest.raises(BadRequest) as bad:
+        refuse_too_long(request, 100)
+    assert bad.value.code == "context_length_exceeded"
+
+
+def test_a_conversation_is_looked_up_without_a_copy_for_each_of_its_messages():
+    class Counted(list[Any]):
+        num_copied = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            found = super().__getitem__(place)
+            self.num_copied += len(found) if isinstance(place, slice) else 0
+            return found
+
+    harness = Harness("qwen3", random.Random(0))
+    message = harness.ask(harness.messages)
+    messages = [*harness.messages, message, *[USER] * 1_000]
+    request = replace(harness.request(messages), messages=(counted := Counted(messages)))
+    assert harness.lines.find(request) is not None
+    assert counted.num_copied <= len(messages)
+
+
+def test_the_digest_of_a_request_is_short_and_independent_of_the_order_of_keys():
+    one = {"model": "policy", "messages": [{"role": "user", "content": LONG}]}
+    other = {**one, "messages": [{"role": "user", "content": f"{LONG}!"}]}
+    bodies = (one, dict(reversed(one.items())), other)
+    first, again, another = (read_request(json.dumps(body).encode()).digest for body in bodies)
+    assert first == again != another and len(first) < 100
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000, b"\xff"])

@@ -126,6 +126,7 @@ def test_arguments_that_do_not_fit_are_reported_to_the_model(arguments: dict[str
         ({"oneOf": [{"type": "boolean"}, {"type": "null"}]}, "none", None),
         ({"enum": [1, 2]}, "2", 2),
         ({"enum": ["1", 2]}, "1", "1"),
+        ({"enum": 5}, "5", "5"),
         ({}, "3", "3"),
     ],
 )
