@@ -126,6 +126,7 @@ class Moves:
 
 
 PROBES = 4  # siblings of each group that start before groups are ranked by length
+FEW_GROUPS = 512  # ranked in less than 20 ms
 
 
 class AdmissionOrder:
@@ -136,11 +137,15 @@ class AdmissionOrder:
         self._ranked: list[tuple[int, int, float, int, Group]] = []  # heap: draw, probes done, minus length, tie
         self._resumed: OrderedDict[str, Rollout] = OrderedDict()  # by draw
         self.taken = 0
+        self.num_unranked = 0  # rollouts added since groups were ranked
 
     def __bool__(self) -> bool:
         return bool(self._ranked or self._resumed)
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: Rollout) -> bool:
+        """Whether groups must be ranked before the next decision. With many groups they are ranked again when as many
+        rollouts have come: otherwise the time is quadratic in the groups of a large evaluation, which come in batches.
+        """
         group, load = self._lengths.track(rollout), rollout.load
         if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
             group.fresh[load.rollout_id] = rollout
@@ -150,6 +155,10 @@ class AdmissionOrder:
             if behind is not None and behind.load.draw > load.draw:
                 for other in sorted(self._resumed.values(), key=lambda waiting: waiting.load.draw):
                     self._resumed.move_to_end(other.load.rollout_id)
+        self.num_unranked += 1
+        num_groups = len(self._lengths.groups)
+        precedes = bool(self._ranked) and load.draw < self._ranked[0][0]
+        return precedes or num_groups <= FEW_GROUPS or self.num_unranked >= num_groups
 
     def remove(self, rollout: Rollout) -> None:
         """The rollout no longer waits: it runs on a replica, or was cancelled."""
@@ -163,6 +172,7 @@ class AdmissionOrder:
 
     def rank(self) -> None:
         """Sort groups by their expected length."""
+        self.num_unranked = 0
         self._ranked = [
             (group.draw, min(group.started, PROBES), -self._expected(group), tie, group)
             for tie, group in enumerate(self._lengths.groups.values())
@@ -212,10 +222,12 @@ class ExpectedKV(PlacementRule):
         self._moves = Moves(state, self._room, caution)
 
     def pick(self) -> tuple[Rollout, Replica] | None:
-        if self.lengths.learn():
-            self._order.rank()
-            self.caution.weigh(self.state.replicas.values(), *self.lengths.expected_life())
+        self._learn()
         rollout = self._order.next()
+        if rollout is None and self._order.num_unranked:
+            self.lengths.stale()
+            self._learn()
+            rollout = self._order.next()
         replica = None if rollout is None else self._room.place(rollout, self._order.taken)
         if rollout is None or replica is None:
             return None
@@ -223,10 +235,15 @@ class ExpectedKV(PlacementRule):
         rollout.why, rollout.prefer = self._room.why, None
         return rollout, replica
 
+    def _learn(self) -> None:
+        if self.lengths.learn():
+            self._order.rank()
+            self.caution.weigh(self.state.replicas.values(), *self.lengths.expected_life())
+
     def rollout_changed(self, rollout: Rollout, change: Change) -> None:
         if change is Change.QUEUED:
-            self._order.add(rollout)
-            self.lengths.stale()  # a new group must be ranked
+            if self._order.add(rollout):
+                self.lengths.stale()
         elif change is Change.ADMITTED:
             assert rollout.replica is not None
             self._moves.arrived(rollout)

@@ -158,6 +158,25 @@ def test_rollouts_of_earlier_draws_start_first_whenever_they_came(rule: str):
     assert order == sorted(order) and len(order) == 25
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_many_groups_that_come_in_batches_all_start_and_an_earlier_draw_before_those_that_wait(rule: str):
+    balancer, names = fleet(rule, 10_000, max_running=8), [f"{number}/0" for number in range(1_400)]
+    for first in range(0, len(names), 50):
+        batch = [replace(load(name, group=name.partition("/")[0]), draw=1) for name in names[first : first + 50]]
+        balancer.submit(batch)
+        placements(balancer)
+    started = [*balancer.state.replicas["r0"].residents]
+    balancer.submit([replace(load("early/0", group="early"), draw=0)])
+    balancer.report("r0", [end(started[0])])
+    assert [*placements(balancer)] == ["early/0"]
+    started.append("early/0")
+    for number, name in enumerate(started):
+        if number:
+            balancer.report("r0", [end(name)])
+            started += placements(balancer)
+    assert sorted(started) == sorted([*names, "early/0"]) and balancer.snapshot().waiting == 0
+
+
 def test_counters_hold_while_draws_overlap():
     """There is never a moment without a rollout."""
     balancer = fleet("expected_kv", 100_000)
