@@ -43,9 +43,10 @@ async def _python(context: Any, arguments: str) -> str:
 
 def failed(text: str) -> bool:
     """True for the result of a program that failed, which Resample-on-Correct counts. Called once for each result."""
-    if text not in _FAILED:
+    try:
+        _FAILED.remove(text)  # a later result with this text may be of a program that succeeded
+    except ValueError:
         return False
-    _FAILED.remove(text)  # a later result with this text may be of a program that succeeded
     return True
 
 

@@ -442,7 +442,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         best = {name: recommended(of_placement) for name, of_placement in steps.items()}
         better, other = sorted(best, key=lambda name: steps[name][best[name]])
         gain = steps[other][best[other]] / steps[better][best[better]]
-        how = {name: f"{name} with --staleness {staleness}" for name, staleness in best.items()}
+        how = {one.name: f"{one.name} with {_options(one, best[one.name])}" for one in fitting}
         lines.append(f"{how[better]} is {gain:.2f} x faster per step than {how[other]}.")
     for placement in placements:
         lines += [f"DOES NOT FIT ({placement.name}): {problem}" for problem in placement.problems]
@@ -467,21 +467,22 @@ def by_staleness(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> 
     return stale_steps(model, config.planned_gpu(), pools, placement.expected, stage=stage, rollouts=rollouts)
 
 
+def _options(placement: PoolPlan, staleness: int) -> str:
+    """The options of a run with this staleness."""
+    awake = f" --engine.no-sleep --engine.gpu-memory-share {placement.awake_share:g}"
+    return f"--staleness {staleness}{awake * (staleness > 0 and placement.memory.sleeps)}"
+
+
 def staleness_line(placement: PoolPlan, steps: Mapping[int, float]) -> str:
-    awake = " --engine.no-sleep" if placement.memory.sleeps else ""
-    if awake and len(steps) > 1:
-        awake += f" --engine.gpu-memory-share {placement.awake_share:g}"
-    times = ", ".join(
-        f"--staleness {staleness}{awake * (staleness > 0)} {seconds:.0f} s" for staleness, seconds in steps.items()
-    )
+    times = ", ".join(f"{_options(placement, staleness)} {seconds:.0f} s" for staleness, seconds in steps.items())
     best = recommended(steps)
     if best:
         gain = f"{steps[0] / steps[best]:.2f} x faster"
     elif len(steps) == 1:
-        gain = f"a larger one needs{awake}, which does not fit"
+        gain = "a larger one needs --engine.no-sleep, which does not fit"
     else:
         gain = "nearly as fast as a larger one" if steps[0] > min(steps.values()) else "no larger one is faster"
-    return f"{placement.name}, a step with {times}: --staleness {best}{awake * (best > 0)} is recommended ({gain})."
+    return f"{placement.name}, a step with {times}: {_options(placement, best)} is recommended ({gain})."
 
 
 def by_rule(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str, RuleTimes]:

@@ -36,7 +36,7 @@ class RolloutLoad:
     generated_tokens: int = 0  # sampled tokens in the context
     turn: int = 0  # turns finished
     draw: int = 0  # the training step that waits for it; lower ones run first
-    budget: int = 0  # of all rollouts like it, above `max_response_tokens` where the context has less room; 0: the same
+    budget: int = 0  # configured; above `max_response_tokens` if the prompt leaves less room. 0: `max_response_tokens`
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_response_tokens < 1 or self.max_turns < 1:

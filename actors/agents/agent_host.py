@@ -66,15 +66,15 @@ class AgentHost:
         context_tokens: int,
         deadline_s: float,
         failed: Callable[[str], bool] | None = None,
-        uncalled_s: float = math.inf,
+        abandoned_after_s: float = math.inf,
     ) -> None:
-        """`uncalled_s`: an agent is stopped if no worker calls for its rollout for so long."""
+        """`abandoned_after_s`: an agent is stopped if no worker has called for its rollout for this time."""
         self._solve = solve
         self._chat = chat
         self._context_tokens = context_tokens
         self._deadline_s = deadline_s
         self._failed = failed
-        self._uncalled_s = uncalled_s
+        self._abandoned_after_s = abandoned_after_s
         self._running: dict[str, RunningAgent] = {}  # by rollout
         self._by_key: OrderedDict[str, AgentSession] = OrderedDict()
         self._open = AsyncExitStack()
@@ -155,9 +155,10 @@ class AgentHost:
 
     async def _time_out(self) -> None:
         while True:
-            await asyncio.sleep(min(LOOK_EVERY_S, self._deadline_s / 4, self._uncalled_s / 4))
+            await asyncio.sleep(min(LOOK_EVERY_S, self._deadline_s / 4, self._abandoned_after_s / 4))
             for rollout_id, running in list(self._running.items()):
-                if time.monotonic() - running.called_s > self._uncalled_s:  # the rollout was abandoned while it waited
+                if time.monotonic() - running.called_s > self._abandoned_after_s:
+                    log.info(f"agent: rollout={rollout_id} stopped reason=no worker calls for it")
                     await self.end(rollout_id, running.holder)
                 elif running.session.thinks_for_s() > self._deadline_s:
                     text = f"no request and no end for {self._deadline_s:g} s (--agent.deadline-s)"
@@ -254,8 +255,9 @@ class AgentHostActor(ServiceActor):
             context_tokens=config.engine.max_context_tokens,
             deadline_s=config.agent.deadline_s,
             failed=load_object(failed) if failed else None,
-            # A rollout is not called for while it waits in the queue, and while a turn of it is sampled.
-            uncalled_s=config.rollout.deadline_s + config.engine.completion_deadline_s,
+            # No worker calls while a turn is sampled, or while the rollout waits in the queue. One that waits longer is
+            # replayed from its record.
+            abandoned_after_s=config.rollout.deadline_s + config.engine.completion_deadline_s,
         )
         self._num_answered = 0
 

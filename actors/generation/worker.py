@@ -355,8 +355,9 @@ class GenerationWorker:
 
     async def _report(self, outbox: Outbox) -> None:
         if outbox.turns:
-            turns, load = outbox.turns, self.load()
-            await self._ask(lambda b: b.report(self._replica_id, turns, load), "a report")
+            turns = outbox.turns
+            # The load of each try: an older one than the registration's would be impossible.
+            await self._ask(lambda b: b.report(self._replica_id, turns, self.load()), "a report")
             outbox.turns = []
         if back := [both for name, both in outbox.returned.items() if name not in self._residents]:  # not granted again
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")

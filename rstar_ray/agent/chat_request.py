@@ -115,7 +115,7 @@ def refuse_too_long(request: ChatRequest, context_tokens: int) -> None:
     The whole body counts, because a template writes calls, reasoning and tools too. A message is at least one token.
     """
     if request.num_chars > MAX_TOKEN_CHARS * context_tokens or len(request.messages) > context_tokens:
-        raise too_long("the messages are longer than the context")
+        raise too_long("the request is longer than the context")
 
 
 def too_long(problem: str) -> BadRequest:

@@ -344,7 +344,8 @@ class AgentSession:
         if caller in self._unreadable:  # replies to these calls, which count already, come last
             del results[len(called) :]
         names = [name if name in offered else "" for name in called]
-        name_of = {one: name for one, name in zip(request.last_call_ids, names, strict=False) if one}
+        ids = request.last_call_ids
+        name_of = {one: name for one, name in zip(ids, names, strict=False) if one and ids.count(one) == 1}
         in_order = chain(names, repeat(""))  # a result without a known id belongs to the call at its position
         return [
             (caller, replace(result, tool=name_of.get(of_call, name)))

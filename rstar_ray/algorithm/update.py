@@ -43,6 +43,6 @@ class UpdateResult:
     reason: str  # why it was not, or only partly, applied
     step: int  # optimizer steps applied so far
     metrics: Mapping[str, float]  # by the names of rstar_ray/telemetry/registry.py
-    bad_updates: int = 0  # most updates in a row, up to now, that were not finite
+    bad_updates: int = 0  # largest number of consecutive non-finite updates in this call, with those before it
     refused: tuple[int, ...] = ()  # of several updates in one call, the indices of those not applied
     left_out: tuple[LeftOut, ...] = ()  # of the rows in the call

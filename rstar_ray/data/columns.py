@@ -23,7 +23,7 @@ ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "problem_idx", "extra_inf
 FAMILY_COLUMNS = ("family", "subject", "topic", "problem_source")
 DIFFICULTY_COLUMNS = ("difficulty", "level")
 MAX_METADATA_CHARS = 65_536
-"""Longest metadata of a row, as JSON characters: metadata travels with every rollout of the problem."""
+"""Most JSON characters of a row's other columns: they travel with every rollout of the problem."""
 MATHEMATICS = ("", "math")
 """What a row names as its reward where its answer is one of mathematics, such as every row of the sets above."""
 _DAPO_FRAME = re.compile(
@@ -143,9 +143,8 @@ def known_environment(named: object, where: str) -> str:
     return named
 
 
-def all_metadata(fields: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
-    """The row's `metadata` and its columns that are not `known`, without empty ones and those that JSON cannot hold,
-    such as dates.
+def other_columns(fields: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
+    """A row's columns that are not `known`, without empty ones and those that JSON cannot hold, such as dates.
 
     Raises `ConfigError` where they are longer than `MAX_METADATA_CHARS`.
     """
@@ -157,12 +156,11 @@ def all_metadata(fields: Mapping[str, Any], known: Collection[str], where: str) 
             continue
         if text != "null":
             found[name] = json.loads(text)
-    found = dict(sorted(found.items())) | known_metadata(fields.get("metadata"), where)
     size = sum(len(name) + len(json.dumps(value, ensure_ascii=False)) for name, value in found.items())
     if size > MAX_METADATA_CHARS:
-        problem = f"its metadata and other columns hold {size:,} characters, above {MAX_METADATA_CHARS:,}"
-        raise ConfigError(where, f"{problem} ({', '.join(found)})", "remove what nothing reads")
-    return found
+        problem = f"its other columns hold {size:,} characters, above {MAX_METADATA_CHARS:,}"
+        raise ConfigError(where, f"{problem} ({', '.join(sorted(found))})", "remove the columns that nothing reads")
+    return dict(sorted(found.items()))
 
 
 def known_metadata(value: object, where: str) -> dict[str, Any]:

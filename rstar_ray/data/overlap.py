@@ -25,7 +25,8 @@ BANDS, BAND_HASHES = 16, 3
 TEXTS_AT_ONCE = 20_000  # bounds the memory
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese, written without spaces
 _TOKEN = re.compile(rf"[{_UNSPACED}]|\\?[^\W\d_{_UNSPACED}]+|\d+(?:\.\d+)?|[^\s\w]")
-_DELIMITER = re.compile(r"\\[()\[\],:;! ]|:(?=\s|$)")  # begin and end of a formula, spaces in it, and colons of text
+_DELIMITER = re.compile(r"\\[()\[\],:;! ]|(?<=[^\W\d]):(?=\s|$)")  # of formulas, and colons after a word
+_CHARACTER = re.compile(rf"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _LAYOUT = frozenset(("$", "\\", "{", "}", ".", ",", "~", ";", "\\left", "\\right", "\\displaystyle", "\\text"))
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -37,8 +38,11 @@ def tokens(text: str) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """Words and numbers only, for comparing n-grams; each character of Chinese and Japanese is a word."""
-    return _WORD.findall(text.lower())
+    """Words and numbers only, for comparing n-grams: each is followed by an empty string. A character of Chinese or
+    Japanese is not, so that two of them are as long as a word.
+    """
+    found = _WORD.findall(text.lower())
+    return [half for word in found for half in ((word,) if _CHARACTER.match(word) else (word, ""))]
 
 
 def numbers_of(tokens_of_text: Sequence[str]) -> tuple[str, ...]:
@@ -83,8 +87,10 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def shared_with(texts: Sequence[str], references: Mapping[str, Sequence[str]], *, size: int = NGRAM_WORDS) -> list[str]:
     """For each text the name of the first set that shares `size` consecutive words; empty where none does: [D].
 
-    A reference with fewer words is compared whole, with texts of exactly these words.
+    Two characters of Chinese or Japanese count as a word. A reference with fewer words is compared whole, with texts of
+    exactly these words.
     """
+    size *= 2  # halves
     vocabulary = _numbering()
     known: dict[str, NDArray[np.uint64]] = {}
     short: dict[tuple[str, ...], str] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.data.columns import all_metadata, known_environment, known_reward, plain_text
+from rstar_ray.data.columns import known_environment, known_metadata, known_reward, other_columns, plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.seeds import derive_seed
@@ -75,7 +75,7 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
         family=family,
         difficulty=_difficulty(fields.get("difficulty"), where),
         reward=known_reward(fields.get("reward"), where),
-        metadata=all_metadata(fields, KNOWN, where),
+        metadata=other_columns(fields, KNOWN, where) | known_metadata(fields.get("metadata"), where),
         environment=environment,
     )
 

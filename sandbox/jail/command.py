@@ -55,7 +55,8 @@ def _enter(channel: socket.socket, order: dict[str, Any]) -> "build.ControlGroup
     if os.geteuid() == 0:  # else the jail's uid could not open /dev/stdout and /dev/stderr, pipes of root
         for descriptor in (1, 2):
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                os.fchown(descriptor, spec.first_uid + order["number"], -1)
+                with contextlib.suppress(OSError):  # without CAP_CHOWN
+                    os.fchown(descriptor, spec.first_uid + order["number"], -1)
     jail = build.enter(spec, order["number"], "", order["group"], channel)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", PORT))

@@ -10,7 +10,7 @@ from scheduler.state import Replica
 SPARING_STEPS = 3.0  # contexts are spared if a preemption costs more decode steps than this; ...
 SPARING_RISK = 0.1  # ... if only the risk is given, they are up to this risk
 
-LEAST_RISK = 1e-12  # smaller ones round to a quantile of 1, which is infinite
+LEAST_RISK = 1e-12  # with a smaller risk the share rounds to 1, whose quantile is infinite
 
 
 class Caution:

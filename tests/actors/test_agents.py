@@ -714,7 +714,7 @@ async def test_an_agent_whose_rollout_nobody_calls_for_is_stopped_and_begins_aga
             ended.set()
         return 1.0
 
-    async with host_of(solve, uncalled_s=SHORT_S) as host:
+    async with host_of(solve, abandoned_after_s=SHORT_S) as host:
         state = await played(host, start(), Policy("one"), turns=1)
         assert await asyncio.to_thread(ended.wait, 20)
         state = await played(host, state, Policy("two"))

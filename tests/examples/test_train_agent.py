@@ -56,11 +56,11 @@ async def test_each_failed_result_counts_once_in_the_agent_of_the_sdk(monkeypatc
     names = ("Agent", "MaxTurnsExceeded", "OpenAIChatCompletionsModel", "Runner", "set_tracing_disabled")
     sdk = SimpleNamespace(FunctionTool=SimpleNamespace, **dict.fromkeys(names))
     monkeypatch.setitem(sys.modules, "agents", sdk)
-    monkeypatch.delitem(sys.modules, "examples.openai_agents_sdk", raising=False)
+    monkeypatch.setitem(sys.modules, "examples.openai_agents_sdk", None)  # so that the one with this SDK does not stay
+    del sys.modules["examples.openai_agents_sdk"]
     example = importlib.import_module("examples.openai_agents_sdk")
     context = SimpleNamespace(context=train_agent.Programs(7))
     pool_of(monkeypatch, example)
     programs = ("oops", "oops", "1")
     texts = [await example.PYTHON.on_invoke_tool(context, json.dumps({"code": code})) for code in programs]
     assert [example.failed(text) for text in texts] == [True, True, False]
-    monkeypatch.delitem(sys.modules, "examples.openai_agents_sdk")

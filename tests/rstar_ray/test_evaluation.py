@@ -215,8 +215,8 @@ def test_a_difficulty_may_be_text_as_in_csv(tmp_path: Path):
     ("row", "message"),
     [
         (GOOD | {"id": "b", "environment": "mine.Game"}, "row 2: environment 'mine.Game' is not module:object"),
-        (GOOD | {"id": "b", "text": "x" * 70_000}, r"row 2: its metadata and .* 70,006 characters.* \(text\)"),
-        (GOOD | {"id": "b", "metadata": {"text": "题" * 70_000}}, r"row 2: its metadata and .* 70,006 characters"),
+        (GOOD | {"id": "b", "text": "x" * 70_000}, r"row 2: its other columns hold 70,006 characters.* \(text\)"),
+        (GOOD | {"id": "b", "text": "题" * 70_000}, r"row 2: its other columns hold 70,006 characters"),
         (GOOD | {"id": "b", "reward": 0.5}, "row 2: reward 0.5 is unknown"),
         (GOOD | {"id": "b", "reward": ["exact"]}, r"row 2: reward \['exact'\] is unknown"),
         (GOOD | {"id": "b", "metadata": [1]}, "row 2: metadata is list, not an object"),

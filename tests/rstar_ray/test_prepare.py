@@ -187,13 +187,14 @@ def test_marks_that_mean_something_make_another_problem():
     problems = [row(problem, answer) for problem, answer in asked.items()]
     ids, dropped = kept(*problems)
     assert len(ids) == len(problems) and not dropped
+    assert kept(row("Is 2:3 a ratio"), row("Is 2 : 3 a ratio"))[1] == {"exact duplicate": 1}
 
 
 def test_chinese_and_japanese_problems_are_compared_by_character():
     exam = "某工厂生产甲乙两种产品共一百件，甲产品每件利润三元，乙产品每件利润五元，求总利润最大值是多少。"
-    ids, dropped = kept(
-        row(f"题目：{exam}"), row("另一个问题"), row("三角形の面積を求めよ。"), against={"exam": [exam]}
-    )
+    stock = "求实数a的取值范围"
+    rows = [row(f"题目：{exam}"), row(f"若方程有两个解，{stock}。"), row("三角形の面積を求めよ。")]
+    ids, dropped = kept(*rows, against={"exam": [exam, f"已知函数单调递增，{stock}。"]})
     assert ids == ["set-2", "set-3"] and dropped == {"shares 8 words in a row with exam": 1}
 
 

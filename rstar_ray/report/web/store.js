@@ -25,9 +25,9 @@ async function inflated(bytes) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// Of a rollout in the ledger: `<position>-<problem id>/<sibling>`.
+// Of a rollout in the ledger: `<position>-<problem id>/<sibling>`, behind `<stage>/<step>/` if it was abandoned.
 function problemId(id) {
-  const parts = /^\d+-(.*)\/\d+$/s.exec(id.replace(/\/again-\d+$/, ""));
+  const parts = /^(?:[^/]+\/\d+\/)?\d+-(.*)\/\d+$/s.exec(id.replace(/\/again-\d+$/, ""));
   return parts ? parts[1] : "";
 }
 
