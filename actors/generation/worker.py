@@ -356,7 +356,7 @@ class GenerationWorker:
     async def _report(self, outbox: Outbox) -> None:
         if outbox.turns:
             turns = outbox.turns
-            # The load of each try: an older one than the registration's would be impossible.
+            # Read again at each try: the balancer refuses a load that is older than the registration.
             await self._ask(lambda b: b.report(self._replica_id, turns, self.load()), "a report")
             outbox.turns = []
         if back := [both for name, both in outbox.returned.items() if name not in self._residents]:  # not granted again
