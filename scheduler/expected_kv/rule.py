@@ -142,6 +142,11 @@ class AdmissionOrder:
     def __bool__(self) -> bool:
         return bool(self._ranked or self._resumed)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether all ranked rollouts have started, and others wait to be ranked; valid after `next`."""
+        return not self._ranked and self.num_unranked > 0
+
     def add(self, rollout: Rollout) -> bool:
         """Whether groups must be ranked before the next decision. With many groups they are ranked again when as many
         rollouts have come: otherwise the time is quadratic in the groups of a large evaluation, which come in batches.
@@ -224,7 +229,7 @@ class ExpectedKV(PlacementRule):
     def pick(self) -> tuple[Rollout, Replica] | None:
         self._learn()
         rollout = self._order.next()
-        if rollout is None and self._order.num_unranked:
+        if self._order.exhausted:
             self.lengths.stale()
             self._learn()
             rollout = self._order.next()

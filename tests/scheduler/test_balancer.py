@@ -177,6 +177,16 @@ def test_many_groups_that_come_in_batches_all_start_and_an_earlier_draw_before_t
     assert sorted(started) == sorted([*names, "early/0"]) and balancer.snapshot().waiting == 0
 
 
+def test_an_earlier_draw_starts_before_an_interrupted_rollout_also_among_many_groups():
+    balancer = fleet("expected_kv", 1_000_000, max_running=1_000)
+    balancer.submit([replace(load(f"{number}/0", group=f"{number}"), draw=1) for number in range(600)])
+    assert len(placements(balancer)) == 600
+    interrupted = replace(load("0/0", group="0", context=40, made=24), draw=1)
+    balancer.return_rollouts("r0", [(interrupted, None)])
+    balancer.submit([replace(load("early/0", group="early"), draw=0)])
+    assert [*placements(balancer)] == ["early/0", "0/0"]
+
+
 def test_counters_hold_while_draws_overlap():
     """There is never a moment without a rollout."""
     balancer = fleet("expected_kv", 100_000)
