@@ -8,13 +8,14 @@ READY := $(VENV)/.ready
 TARGET ?= $(or $(shell cat $(VENV)/.target 2>/dev/null),cpu)
 LOCK := requirements-$(TARGET).lock
 ARGS ?=
-CLUSTER ?=
+# On the command line only: sites set a variable of this name to theirs.
+CLUSTER :=
 DOCS := .venv-docs/bin/mkdocs
 
 # Ray accepts only clients with its token; see actors/cluster/auth.py.
 export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
-export PYTHONPATH := $(CURDIR)
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -33,6 +34,7 @@ setup: $(READY)  ## Create .venv with the exact versions of the lock; TARGET=cud
 # environment lies over the image's Python, and what is there is not installed again (deploy/missing.py).
 $(READY): pyproject.toml $(LOCK) | same-target
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || deploy/venv.sh $(TARGET) $(PYTHON) $(VENV)
+	@echo $(TARGET) > $(VENV)/.target
 	@echo "setting up $(VENV) for $(TARGET): a few minutes the first time"
 	@for kind in hashed unhashed; do $(BIN)/python deploy/missing.py $(LOCK) $$kind > $(VENV)/$$kind.txt || exit 1; done
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/hashed.txt
@@ -41,12 +43,11 @@ $(READY): pyproject.toml $(LOCK) | same-target
 	  echo "PIP_EXTRA_INDEX_URL to the address that PyTorch's page 'Start Locally' gives for CPU, and repeat."; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m actors.preflight.imports $(TARGET)
-	@echo $(TARGET) > $(VENV)/.target
 	@touch $@
 
 same-target:
-	@test ! -e $(READY) || test "$(TARGET)" = "$$(cat $(VENV)/.target 2>/dev/null || echo cpu)" || { \
-	  echo "$(VENV) is set up for $$(cat $(VENV)/.target 2>/dev/null || echo cpu): 'make clean' first"; exit 1; }
+	@test ! -e $(VENV)/.target || test "$(TARGET)" = "$$(cat $(VENV)/.target)" || { \
+	  echo "$(VENV) is set up for $$(cat $(VENV)/.target): 'make clean' first"; exit 1; }
 
 requirements-%.lock:
 	@echo "TARGET is one of cpu, cuda and rocm, not '$*'"; exit 1

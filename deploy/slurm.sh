@@ -31,7 +31,11 @@ export RAY_AUTH_TOKEN_PATH="$HOME/.ray/auth_token" # a container may have anothe
 
 # All lines are read: under pipefail, who leaves at the first ends the script when the rest is written.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-address="$(getent ahostsv4 "$head" | awk 'NR == 1 { print $1 }'):6379"
+# On some systems a node's own name is 127.0.1.1, which the others cannot reach.
+ip=$(getent ahostsv4 "$head" | awk '$1 !~ /^127[.]/ && !seen++ { print $1 }' || true)
+ip=${ip:-$(hostname -I | awk '{ print $1 }')}
+[ -n "$ip" ] || { echo "$head has no IPv4 address that other nodes can reach" >&2; exit 1; }
+address="$ip:6379"
 container=(${CONTAINER:+--container-image="$CONTAINER" --container-mounts="$PWD:$PWD,$HOME/.ray:$HOME/.ray${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD"})
 
 # Ray on every node, what is wrong with any of them in one table, and the recipe on the first; Ray ends with it.

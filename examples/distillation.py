@@ -1,14 +1,16 @@
 """On-policy distillation: the policy samples, and a larger model of the same vocabulary teaches token by token.
 
-python recipes/stage1.py --model STUDENT --algorithm.reference-model TEACHER --own-folder examples \\
+vllm serve TEACHER --port 8100 --max-model-len 32769
+python recipes/stage1.py --model STUDENT --algorithm.reference-model http://127.0.0.1:8100 --own-folder examples \\
     --algorithm.loss distillation:reverse_kl --algorithm.resample none --algorithm.no-reject-equal-reward
 
 The loss is the policy gradient of the reverse KL divergence, KL(policy || teacher), as in MiniLLM (arXiv:2306.08543)
 and GKD (arXiv:2306.13649) with on-policy data. Rewards are only measured. The teacher must have the policy's tokenizer:
 a run with another one is refused.
 
-Each rank of the learner holds the whole teacher, and computes its log-probs of the same rows that it trains on. A
-teacher behind a separate engine is not built in.
+The teacher is served by a vLLM of its own, which gives the log-probs of the rows that are trained on; it needs room for
+one token more than --engine.max-context-tokens. A small teacher may be a folder instead, --algorithm.reference-model
+TEACHER: then each rank of the learner holds all of it.
 """
 
 import torch

@@ -6,7 +6,7 @@ rstar export runs/mine --hub me/my-model
 Takes the checkpoint with the best held-out score of the newest stage, or its newest one where none was evaluated. With
 --hub the folder is uploaded by the account that `hf auth login` or HF_TOKEN names; without such a token, the files that
 would be uploaded are printed. The card's licence is a placeholder: edit README.md in the folder before you upload. A
-folder that is there already is used as it is.
+folder with these weights that is there already is used as it is.
 """
 
 import shutil
@@ -21,13 +21,13 @@ import tyro
 
 from rstar_ray.chat.hub import HUB_ID
 from rstar_ray.config.options import run_command
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.evaluation.evaluator import best_checkpoint
 from rstar_ray.report.model_card import model_card
 from rstar_ray.report.run_record import read_run
 from rstar_ray.run_dir.durable import write_text
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
-from rstar_ray.run_dir.manifest import damage
+from rstar_ray.run_dir.manifest import checksum, damage
 from rstar_ray.stages import STAGES
 
 
@@ -69,7 +69,7 @@ def chosen(options: ExportOptions) -> Checkpoint:
 
 
 def export(options: ExportOptions) -> Path:
-    """Write the folder and return it; an existing one is left as it is."""
+    """Write the folder and return it; an existing one with the same weights is left as it is."""
     if options.hub and not HUB_ID.fullmatch(options.hub):
         raise ConfigError("--hub", f"not a repository (got {options.hub})", "give OWNER/NAME")
     run = read_run(options.run)
@@ -78,6 +78,9 @@ def export(options: ExportOptions) -> Path:
     if folder.exists():
         if not (folder / "README.md").is_file():
             raise ConfigError("--to", f"{folder} exists and is not an export", "name a new folder")
+        if not _holds_weights_of(folder, checkpoint):
+            problem = f"{folder} has other weights than {checkpoint.path.name}"
+            raise ConfigError("--to", problem, "remove the folder, or name a new one")
         print(f"already exported, used as it is: {folder}")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,16 @@ def export(options: ExportOptions) -> Path:
         made.rename(folder)
     print(f"exported {checkpoint.path.name}: {folder}")
     return folder
+
+
+def _holds_weights_of(folder: Path, checkpoint: Checkpoint) -> bool:
+    weights = [path for path in (checkpoint.path / "model").iterdir() if path.suffix == ".safetensors"]
+    copies = [folder / path.name for path in weights]
+    return all(path.is_file() for path in copies) and all(map(_same_content, weights, copies))
+
+
+def _same_content(one: Path, other: Path) -> bool:
+    return one.stat().st_size == other.stat().st_size and checksum(one) == checksum(other)
 
 
 def upload(folder: Path, repository: str, *, public: bool) -> None:
@@ -105,8 +118,10 @@ def upload(folder: Path, repository: str, *, public: bool) -> None:
     try:
         url = hub.create_repo(repository, private=not public, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by rstar export")
-    except OSError as failed:  # of the network, and of what the hub answers
-        raise ConfigError("--hub", f"{repository}: {failed}", "check the name, the token and the network") from failed
+    except Exception as failed:  # the hub's client raises many kinds, from no network to a wrong token
+        raise ConfigError(
+            "--hub", f"{repository}: {one_line(failed)}", "check the name, the token and the network"
+        ) from failed
     print(f"uploaded {len(files)} files: {url}")
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from rstar_ray.config.options import run_command
-from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
+from rstar_ray.data.columns import Columns, RawProblem, find_columns, problem_column, question_text, raw_problem
 from rstar_ray.data.overlap import NGRAM_WORDS
 from rstar_ray.data.preparation import PassRates, Prepared, Rules, prepare
 from rstar_ray.data.published import ANSWERED_APART, Form, published_form
@@ -30,6 +30,8 @@ from rstar_ray.run_dir.durable import to_row, write_bytes, write_json, write_tex
 
 SOLVED = (2, 1_000_000)
 """How often the policy of --pass-rates solved what is kept, at least and at most."""
+COUNTS = ".counts.json"
+"""Ending of the file of counts beside the output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class PrepareConfig:
     keep_duplicates: bool = False
     """keep exact and near duplicates"""
     against: tuple[str, ...] = ()
-    """evaluation sets: problems that share words in a row with one of theirs are dropped"""
+    """evaluation sets, with or without answers: problems that share words in a row with one of theirs are dropped"""
     against_words: int = NGRAM_WORDS
     """length of the word sequences (the paper's 8-grams)"""
     pass_rates: Path | None = None
@@ -131,7 +133,11 @@ def _prepare(config: PrepareConfig) -> None:
 
 def prepare_sources(config: PrepareConfig) -> Prepared:
     """Everything but writing."""
-    against = {Path(name).stem: [row.problem for row in source_rows(name, ColumnNames())] for name in config.against}
+    stems = [Path(name).stem for name in config.against]
+    against = {
+        stem if stems.count(stem) == 1 else name: list(evaluation_texts(name, config.columns.problem))
+        for stem, name in zip(stems, config.against, strict=True)
+    }
     if not against:
         print("no --against: nothing is checked for problems of evaluation sets", flush=True)
     rates = None
@@ -158,19 +164,46 @@ def prepare_sources(config: PrepareConfig) -> Prepared:
 def source_rows(
     source: str, names: ColumnNames, apart: Mapping[str, Any] | None = None, *, show: bool = False
 ) -> Iterator[RawProblem]:
-    """Rows of a file, of a folder's files in order, or of a dataset of the Hugging Face hub; `apart`: answers by id."""
-    apart = apart or {}
+    """The problems of a source; `apart`: answers by id."""
+    for name, rows in _tables(source):
+        yield from _problems(name, rows, names, apart or {}, show=show)
+
+
+def evaluation_texts(source: str, column: str) -> Iterator[str]:
+    """The questions of an evaluation set, without answers or the instructions that published forms add to each.
+
+    `column` is used where a table has it, else a known name. Raises `ConfigError` for a table without either.
+    """
+    for name, rows in _tables(source):
+        found, number = "", 0
+        for number, row in rows:
+            found = found or problem_column(row, column, where=f"{name}, row {number}")
+            yield question_text(row, found, where=f"{name}, row {number}")
+        if not number:
+            raise ConfigError(name, "holds no row", "name a file with problems")
+
+
+def _tables(source: str) -> Iterator[tuple[str, Iterator[tuple[int, Any]]]]:
+    """The tables of a source by name: a file, a folder's files in order, or a dataset of the Hugging Face hub.
+
+    Of a folder neither hidden files nor the counts that this command writes are read.
+    """
     path = Path(source)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS)
+        files = sorted(file for file in path.rglob("*") if _is_table(file.relative_to(path)))
         if not files:
             raise ConfigError(source, f"the folder holds no {', '.join(FORMATS)} file", "name files")
         for file in files:
-            yield from _problems(file.name, read_table(file), names, apart, show=show)
+            yield file.name, read_table(file)
     elif path.exists() or path.suffix in FORMATS:
-        yield from _problems(path.name, read_table(path), names, apart, show=show)
+        yield path.name, read_table(path)
     else:
-        yield from _problems(source, _hub_rows(source), names, apart, show=show)
+        yield source, _hub_rows(source)
+
+
+def _is_table(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    return path.suffix in FORMATS and not path.name.endswith(COUNTS) and not hidden
 
 
 def _problems(
@@ -274,7 +307,7 @@ def write(prepared: Prepared, config: PrepareConfig) -> None:
         write_text(config.out, "".join(map(to_row, rows)))
     asked = json.loads(json.dumps(asdict(config), default=str))
     counts = {"read": prepared.read, "kept": len(prepared.problems), "dropped": prepared.dropped, "settings": asked}
-    write_json(config.out.with_name(f"{config.out.name}.counts.json"), counts)
+    write_json(config.out.with_name(f"{config.out.name}{COUNTS}"), counts)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import stat
 import sys
 from pathlib import Path
 
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,14 @@ def require_token_auth() -> bool:
     elif PATH_VARIABLE in os.environ:
         _keep_private(Path(os.environ[PATH_VARIABLE]), PATH_VARIABLE)
     else:
-        path = default_token_path()
+        hint = f"set HOME to a directory of yours, or {PATH_VARIABLE} to a file with the token"
+        try:
+            path = default_token_path()
+        except RuntimeError as homeless:
+            raise ConfigError("token", "this user has no home directory for it", hint) from homeless
         try:
             _make(path)
         except OSError as refused:
-            hint = f"set HOME to a directory of yours, or {PATH_VARIABLE} to a file with the token"
             raise ConfigError("token", f"{path} cannot be written ({refused.strerror})", hint) from refused
         _keep_private(path, "token")
     if "ray" in sys.modules:  # Ray read the mode when it was imported
@@ -147,9 +150,9 @@ def _keep_private(path: Path, name: str) -> None:
             log.warning(
                 f"{path} was readable by others (mode {mode:o}) and is private now; delete it to get a new token"
             )
-    except OSError as refused:
+    except (OSError, UnicodeDecodeError) as refused:
         hint = "name a file of your own with the cluster's token, mode 600"
-        raise ConfigError(name, f"{path}: {refused.strerror}", hint) from refused
+        raise ConfigError(name, f"{path} cannot be read ({one_line(refused)})", hint) from refused
 
 
 def main() -> int:

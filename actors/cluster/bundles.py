@@ -35,11 +35,12 @@ class StandIn:
 
 
 def stand_ins(group: Any, layout: Layout) -> list[Any]:
-    """One stand-in per bundle, with all its GPUs; the caller kills them."""
+    """One stand-in per bundle, with its GPUs; the caller kills them."""
     actor: Any = ray.remote(StandIn)
-    return [
-        actor.options(num_cpus=0, num_gpus=bundle.get("GPU", 0), **in_bundle(group, number)).remote()
-        for number, bundle in enumerate(layout.bundles)
+    gpus = [bundle.get("GPU", 0) for bundle in layout.bundles]
+    return [  # an actor has one GPU at most, or whole ones
+        actor.options(num_cpus=0, num_gpus=amount if amount <= 1 else int(amount), **in_bundle(group, number)).remote()
+        for number, amount in enumerate(gpus)
     ]
 
 

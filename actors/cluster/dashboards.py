@@ -14,12 +14,13 @@ import psutil
 
 from actors.cluster.__main__ import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
 from actors.cluster.auth import private_directory
-from actors.cluster.recorded_processes import Sign, recorded, start
+from actors.cluster.recorded_processes import Sign, end, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 DEPLOYED = Path(__file__).resolve().parents[2] / "deploy"
 DISCOVERY = "/tmp/ray-UID/ray/prom_metrics_service_discovery.json"
 """The list of nodes in deploy/prometheus/prometheus.yml; UID stands for the user who started Ray."""
+CONFIG = STATE / "prometheus/prometheus.yml"
 PORT = 9090
 START_DEADLINE_S = 30.0
 
@@ -37,7 +38,10 @@ def up(port: int = PORT) -> None:
     running = recorded(PROMETHEUS)
     if running is not None:
         port = listens_on(running) or port
-    else:
+        if not CONFIG.exists() or discovery_file(head) not in CONFIG.read_text():  # it scrapes a head that has died
+            end(PROMETHEUS, running)
+            running = None
+    if running is None:
         refuse_taken_port(port, 'set another port with `make dashboards ARGS="9091"`')
         _start(program, head, port)
     print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, evaluates {DEPLOYED.name}/prometheus/alerts.yml)")
@@ -48,12 +52,12 @@ def up(port: int = PORT) -> None:
 
 
 def _start(program: str, head: psutil.Process, port: int) -> None:
-    folder = STATE / "prometheus"
+    folder = CONFIG.parent
     folder.mkdir(parents=True, exist_ok=True)
     config = (DEPLOYED / "prometheus/prometheus.yml").read_text().replace(DISCOVERY, discovery_file(head))
-    (folder / "prometheus.yml").write_text(config)
+    CONFIG.write_text(config)
     shutil.copy(DEPLOYED / "prometheus/alerts.yml", folder)
-    command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [program, f"--config.file={CONFIG}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address={HOST}:{port}", "--storage.tsdb.retention.time=30d"]
     ready = Sign(Request(f"http://{HOST}:{port}/-/ready"))
     start(PROMETHEUS, command, ready, log=folder / "log", deadline_s=START_DEADLINE_S)
@@ -61,16 +65,16 @@ def _start(program: str, head: psutil.Process, port: int) -> None:
 
 def listens_on(prometheus: psutil.Process) -> int:
     """The port of its command line; 0 if there is none."""
-    found = re.search(r"--web\.listen-address=\S+:(\d+)", " ".join(prometheus.cmdline()))
-    return int(found[1]) if found else 0
+    found = [re.fullmatch(r"--web\.listen-address=.+:(\d+)", word) for word in prometheus.cmdline()]
+    return next((int(port[1]) for port in found if port), 0)
 
 
 def discovery_file(head: psutil.Process) -> str:
     """The list of nodes in this head's session folder; several Rays may run on one machine."""
     for process in head.children(recursive=True):
-        found = re.search(r"--session[-_]dir=(\S+)", " ".join(process.cmdline()))
-        if found:
-            return f"{found[1]}/{Path(DISCOVERY).name}"
+        for word in process.cmdline():
+            if found := re.fullmatch(r"--session[-_]dir=(.+)", word):
+                return f"{found[1]}/{Path(DISCOVERY).name}"
     return str(private_directory() / "ray" / Path(DISCOVERY).name)
 
 

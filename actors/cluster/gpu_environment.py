@@ -76,10 +76,12 @@ def read_env_file(path: Path) -> EnvFile:
 
 
 def accelerator(devices: Path = Path("/dev")) -> Accelerator:
-    """The kind of GPU of this machine, by its device files."""
-    if (devices / "kfd").exists():
-        return "rocm"
-    return "cuda" if any(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*")) else "cpu"
+    """The kind of GPU of this machine, by its device files. A machine with NVIDIA's may have AMD's driver too, for the
+    graphics of its processor.
+    """
+    if any(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*")):
+        return "cuda"
+    return "rocm" if (devices / "kfd").exists() else "cpu"
 
 
 def gpu_environment(kind: Accelerator, folder: Path = DEPLOY) -> dict[str, str]:

@@ -32,6 +32,7 @@ def read_cluster_file(path: Path) -> dict[str, Any]:
 
 def _refuse_unknown(path: Path, config: dict[str, Any]) -> None:
     """Validate with Ray's schema, after Ray has filled in its defaults."""
+    from click import ClickException
     from jsonschema import ValidationError
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -40,12 +41,14 @@ def _refuse_unknown(path: Path, config: dict[str, Any]) -> None:
     except ValidationError as error:
         where = ".".join(str(part) for part in error.absolute_path) or "cluster file"
         raise ConfigError(f"{path}: {where}", error.message, "see deploy/mi300x.yaml for the fields") from error
+    except ClickException as error:
+        raise ConfigError(str(path), error.message, "see deploy/mi300x.yaml for the fields") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(str(path), f"{error}", "see deploy/mi300x.yaml for the fields") from error
 
 
 def _refuse_hosts(path: Path, provider: dict[str, Any], config: dict[str, Any]) -> None:
-    if provider.get("type") != "local":
+    if provider.get("type") != "local" or provider.get("coordinator_address"):  # the coordinator knows the hosts
         return
     hosts = [str(provider.get("head_ip", "")), *map(str, provider.get("worker_ips") or [])]
     if left := [host for host in hosts if PLACEHOLDER.fullmatch(host)]:

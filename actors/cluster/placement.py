@@ -152,24 +152,23 @@ def _refuse_large_bundle(layout: Layout, nodes: Sequence[Resources]) -> None:
 
 
 def _refuse_pieces(layout: Layout, nodes: Sequence[Resources]) -> None:
-    """Refuse if the nodes could not hold as many bundles even of the smallest size."""
+    """Refuse if the nodes could not hold as many bundles of some size as there are of that size or larger."""
     names = {name for bundle in layout.bundles for name in bundle}
     least = {name: min(bundle.get(name, 0.0) for bundle in layout.bundles) for name in names}
-    least = {name: amount for name, amount in least.items() if amount}
-    room = sum(
-        min(
-            (int(node.get(name, 0.0) / amount + TOLERANCE) for name, amount in least.items()),
-            default=len(layout.bundles),
+    for size in (least, *(bundle for _, bundle in _kinds(layout))):
+        needed = sum(not any(_lacks(bundle, size, name) for name in size) for bundle in layout.bundles)
+        size = {name: amount for name, amount in size.items() if amount}
+        room = sum(
+            min((int(node.get(name, 0.0) / amount + TOLERANCE) for name, amount in size.items()), default=needed)
+            for node in nodes
         )
-        for node in nodes
-    )
-    if room < len(layout.bundles):
-        raise ConfigError(
-            "--engine.replicas",
-            f"{len(layout.bundles)} bundles of {_said(least)} or more are needed, the nodes have room for {room}, "
-            f"each on one node: {', '.join(_said({name: node.get(name, 0.0) for name in least}) for node in nodes)}",
-            "lower --engine.replicas and --learner.ranks, or their resources, or add nodes",
-        )
+        if room < needed:
+            raise ConfigError(
+                "--engine.replicas",
+                f"{needed} bundles of {_said(size)} or more are needed, the nodes have room for {room}, "
+                f"each on one node: {', '.join(_said({name: node.get(name, 0.0) for name in size}) for node in nodes)}",
+                "lower --engine.replicas and --learner.ranks, or their resources, or add nodes",
+            )
 
 
 def _kinds(layout: Layout) -> list[tuple[int, dict[str, float]]]:

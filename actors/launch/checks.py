@@ -304,6 +304,20 @@ def _weights(start: Start) -> None:
         refuse_unpacked(start.model, start.ahead[0].learner.attention)
 
 
+def _reference(start: Start) -> None:
+    """Refuse a served reference model whose log-probs would be those of other tokens, or of another temperature."""
+    from actors.learner.served_reference import refuse_unfit
+
+    for config in start.ahead:
+        if config.algorithm.served_reference and config.rollout.policy_temperature != 1:
+            problem = f"it is {config.rollout.temperature:g}, and a served reference model's log-probs are those of 1"
+            raise ConfigError("--rollout.temperature", problem, "give 1, or the reference model's folder")
+    if start.ahead and (address := start.ahead[0].algorithm.served_reference):
+        context = max(config.engine.max_context_tokens for config in start.ahead)
+        tokenizer = start.chat.tokenizer
+        refuse_unfit(address, context=context, token_ids=lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
 def _prompts(start: Start) -> None:
     if start.ahead:
         log_too_long(start.ahead[0], start.sets, start.chat)
@@ -406,6 +420,7 @@ CHECKS = (
     Check("context", Phase.FILES, _context),
     Check("adapters", Phase.FILES, _adapters),
     Check("weights", Phase.FILES, _weights),
+    Check("reference model", Phase.FILES, _reference),
     Check("prompts", Phase.FILES, _prompts),
     Check("data of the stage", Phase.FILES, _same_data),
     Check("disk", Phase.RUN_DIR, _disk),

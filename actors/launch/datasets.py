@@ -180,7 +180,9 @@ def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], 
 def require_tiny(config: RunConfig, field: str, hint: str) -> None:
     """Raise `ConfigError` for an empty field unless scale is tiny, which has a default."""
     if config.scale != "tiny":
-        raise ConfigError(field, f"it is empty, and scale {config.scale} has no default", hint)
+        raise ConfigError(
+            field, f"it is empty, and scale {config.scale} has no default", f"{hint}, or choose --scale tiny"
+        )
 
 
 MARGIN_TOKENS = 64

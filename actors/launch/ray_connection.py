@@ -8,7 +8,7 @@ from uuid import uuid4
 from actors.cluster.auth import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, require_token_auth
 from actors.cluster.gpu_environment import accelerator, gpu_environment, missing
 from rstar_ray.config.scales import local_resources
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError, RStarError, first_line
 
 SLOW_START = "timed out during startup"
 """Text of Ray's error if a node did not start within Ray's fixed deadline, as on a busy machine."""
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 def connect() -> None:
     """Connect to the cluster that a job runs on, or start a local one; both require the authentication token.
 
-    Raises `ConfigError` if the cluster has another token.
+    Raises `ConfigError` if the cluster cannot be reached, or has another token.
     """
     require_token_auth()
     import ray
@@ -40,9 +40,12 @@ def connect() -> None:
         try:
             ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
         except Exception as failed:
-            if AUTH_ERROR not in f"{failed} {failed.__cause__}".lower():
-                raise
-            raise _wrong_token(address) from None
+            if AUTH_ERROR in f"{failed} {failed.__cause__}".lower():
+                raise _wrong_token(address) from None
+            if isinstance(failed, ConnectionError | ValueError):  # nothing answers, or not an address
+                hint = "give the address of a running cluster, such as 127.0.0.1:6379, or unset it"
+                raise ConfigError("RAY_ADDRESS", f"{address}: {first_line(failed)}", hint) from failed
+            raise
         return
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]  # modules of the user's too
     runtime["env_vars"]["PYTHONPATH"] = os.pathsep.join(path)

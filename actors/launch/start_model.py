@@ -19,10 +19,12 @@ from scheduler.planner.model_shape import heads_split
 
 
 def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
-    """The config with a hub id replaced by the downloaded folder; `weights`: download the weights too."""
+    """The config with the model as an absolute folder, since learner ranks start in other folders; a hub id is
+    downloaded, with `weights` its weights too.
+    """
     if not config.model:
         return config
-    return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
+    return with_values(config, {"model": str(local_folder(config.model, weights=weights).absolute())})
 
 
 def start_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:

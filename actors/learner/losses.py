@@ -17,6 +17,10 @@ LossFn = Callable[[int, MicroBatch], tuple[Tensor, LossStats]]
 """Loss of a micro batch, given its index in the update."""
 
 
+LogprobsFn = Callable[[int, MicroBatch], Tensor]
+"""Log-probs [N] of a micro batch's sampled tokens, given its index in the update."""
+
+
 class PolicyLoss:
     """The RL loss of one update.
 
@@ -30,7 +34,7 @@ class PolicyLoss:
         config: RunConfig,
         *,
         old: Sequence[Tensor] | None,
-        reference: Callable[[MicroBatch], Tensor] | None,
+        reference: LogprobsFn | None,
     ) -> None:
         self._forward = forward
         self._algorithm, self._temperature = config.loss, config.rollout.policy_temperature
@@ -55,7 +59,7 @@ class PolicyLoss:
             advantages_N=batch.advantages_N,
             weights_N=batch.weights_N,
             rows_N=batch.rows_N,
-            ref_logprobs_N=None if self._reference is None else self._reference(batch),
+            ref_logprobs_N=None if self._reference is None else self._reference(index, batch),
         )
         return policy_loss(tokens, self._algorithm, self._rule)
 

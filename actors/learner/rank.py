@@ -3,7 +3,7 @@
 Every public method except the constructor and `close` is a collective: all ranks call it with work of the same shape.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,9 +18,10 @@ from actors.launch.changed_settings import rule_digests
 from actors.learner import attention_kernels, checkpoint, deepspeed_start, model_files
 from actors.learner.adapters import add_adapters
 from actors.learner.file_writer import FileWriter
-from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
+from actors.learner.losses import LogprobsFn, PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, as_one
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits, use_liger
+from actors.learner.served_reference import ServedReference
 from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.off_policy import effective_sample_size, weight_moments
@@ -37,7 +38,7 @@ class LearnerRank:
     """Trains one policy together with the other ranks; its Ray actor is `actors.learner.learner_actor`."""
 
     policy: Policy
-    reference: Policy | None  # of --algorithm.reference-model; unsharded on every rank, in the forward dtype
+    reference: Policy | ServedReference | None  # a policy is unsharded on every rank, in the forward dtype
     state: "LearnerState"
 
     def __init__(self, config: RunConfig, model: Path, rank: int = 0) -> None:
@@ -79,8 +80,10 @@ class LearnerRank:
         attention_kernels.refuse_unfit(learner, policy.language_model.config, self.device)
         self._start_engine(policy)
         self.reference = None
-        if config.algorithm.reference_model:
-            reference = self._load(Path(config.algorithm.reference_model))
+        if address := config.algorithm.served_reference:
+            self.reference = ServedReference(address)
+        elif folder := config.algorithm.loaded_reference:
+            reference = self._load(Path(folder))
             self.reference = reference.to(self.device).requires_grad_(False).eval()
         refuse_changed_logits(self.policy, self.engine, self.device, learner)
 
@@ -155,7 +158,7 @@ class LearnerRank:
         results: list[UpdateResult] = []
         self._seen = []
         for update, batches, of_update in zip(updates, prepared, old, strict=True):
-            loss = PolicyLoss(self.engine, self.config, old=of_update, reference=self._reference_logprobs())
+            loss = PolicyLoss(self.engine, self.config, old=of_update, reference=self._reference_logprobs(update))
             results.append(self._steps.take(update, batches, loss, lr))
             self._seen += zip(update, loss.seen, strict=True)
             drift = max(drift, loss.drift)
@@ -207,9 +210,11 @@ class LearnerRank:
         self.engine.train()
         return logprobs_N
 
-    def _reference_logprobs(self) -> Callable[[MicroBatch], Tensor] | None:
+    def _reference_logprobs(self, update: MicroBatches) -> LogprobsFn | None:
         reference = self.reference
-        return None if reference is None else lambda batch: self._logprobs(batch, reference)
+        if isinstance(reference, ServedReference):
+            return reference.ahead(update)
+        return None if reference is None else lambda _, batch: self._logprobs(batch, reference)
 
     def _all_max(self, value: float) -> float:
         largest = torch.tensor(value, dtype=torch.float64, device=self.device)

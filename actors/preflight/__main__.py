@@ -101,18 +101,23 @@ def look(options: PreflightOptions) -> list[Finding]:
     mark = Path(options.run_dir) / options.mark
     try:
         if options.run_dir:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(options.mark)
+            _write(mark)
         if os.environ.get("RAY_ADDRESS"):
             from actors.preflight.nodes import every_node
 
             return findings(every_node(options), options)
         return findings([read_facts(options, platform.node())], options)
-    except OSError as error:
-        raise ConfigError("--run-dir", f"{options.run_dir}: {error.strerror}", "give a folder to write to") from error
     finally:
         if options.run_dir:
             mark.unlink(missing_ok=True)
+
+
+def _write(mark: Path) -> None:
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(mark.name)
+    except OSError as error:
+        raise ConfigError("--run-dir", f"{mark.parent}: {error.strerror}", "give a folder to write to") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

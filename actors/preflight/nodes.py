@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 
-from actors.cluster.auth import require_token_auth
 from actors.cluster.bundles import HEAD, on_node
+from actors.launch.ray_connection import connect
 from actors.preflight.facts import Folder, NodeFacts, PreflightOptions
 from actors.preflight.read_facts import look_at_needed, look_at_run_dir, read_facts
 from actors.preflight.required_paths import Needed
-from rstar_ray.errors import ConfigError, DeadlineExceeded
+from rstar_ray.errors import ConfigError, DeadlineExceeded, last_line
 
 START_DEADLINE_S = 120.0
-READ_DEADLINE_S = 300.0
+READ_DEADLINE_S = 600.0  # above the sum of the deadlines of the single probes
 
 
 class NodeReader:
@@ -40,10 +40,20 @@ class NodeReader:
 
 
 def every_node(options: PreflightOptions) -> list[NodeFacts]:
-    """Facts of every node, head first. Raises `DeadlineExceeded` with the name of a node that does not answer."""
-    require_token_auth()
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+    """Facts of every node, head first.
+
+    Raises `DeadlineExceeded` with the name of a node that does not answer, and `ConfigError` where the cluster cannot
+    be reached or cannot run this code.
+    """
+    connect()
+    try:
+        return _facts(options)
+    except RayError as failed:
+        hint = "start its nodes with this version of the code on their PYTHONPATH"
+        raise ConfigError("RAY_ADDRESS", f"a node does not answer: {last_line(failed)}", hint) from failed
+
+
+def _facts(options: PreflightOptions) -> list[NodeFacts]:
     with _readers() as readers:
         offsets = {name: _offset(reader, name) for name, reader in readers.items()}
         reading = {name: reader.read.remote(options, name) for name, reader in readers.items()}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,8 @@ DEADLINE_S = 120.0
 ROUNDS = 20
 REDUCED_ELEMENTS = 2**20
 SHARED_BYTES = 64 * 2**20
+CONSEQUENCE = "Connection closed by peer"
+"""Part of the error of a process whose partner has failed."""
 LEAK_BYTES = 2**20
 """Per round; a smaller loss is attributed to other processes."""
 
@@ -49,19 +52,21 @@ def probe_pair(device: Device) -> tuple[Probe, Probe]:
         finally:
             for process in pair:
                 process.kill()
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):  # a process that waits for a hung driver cannot end
+                    process.wait(timeout=5)
     return judge_pair(
         [process.returncode for process in pair], [out for out, _ in outputs], [err for _, err in outputs]
     )
 
 
 def judge_pair(statuses: list[int], outputs: list[str], errors: list[str]) -> tuple[Probe, Probe]:
-    """Both results, read from the last line of rank 0's output."""
+    """Both results, from the figures in rank 0's output; NCCL_DEBUG adds lines before and after them."""
     if any(statuses):
-        last = next(error.strip().splitlines()[-1:] for error, status in zip(errors, statuses, strict=True) if status)
-        message = (last or [f"a process ended with {max(statuses, key=abs)}"])[0][:200]
+        last = [error.strip().splitlines()[-1:] for error, status in zip(errors, statuses, strict=True) if status]
+        last.sort(key=lambda lines: not lines or CONSEQUENCE in lines[0])
+        message = (last[0] or [f"a process ended with {max(statuses, key=abs)}"])[0][:200]
         return Probe(worked=False, message=message), Probe(worked=False, message=message)
-    figures = json.loads(outputs[0].strip().splitlines()[-1])
+    figures = json.loads(next(line for line in outputs[0].splitlines() if line.startswith("{")))
     leaked = figures["leaked_bytes"]
     return (
         Probe(worked=True, message=f"{figures['reduced_gb_s']:.1f} GB/s between two processes"),

@@ -25,6 +25,7 @@ from actors.preflight.pair import probe_pair
 from actors.preflight.required_paths import Needed
 from rstar_ray.config import SandboxConfig
 from rstar_ray.config.machines import Isolation
+from rstar_ray.config.scales import made_for
 from rstar_ray.errors import RStarError, one_line
 from rstar_ray.evaluation.request_digest import own_code
 
@@ -42,7 +43,7 @@ def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
     """Takes seconds without probes, about half a minute with them."""
     kind = accelerator()
     build, visible, gpus, gpu_problem = _torch()
-    target = _first_line(Path(sys.prefix) / ".target")
+    target = made_for(Path(sys.prefix))
     all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if options.probes else (None, None)
     return NodeFacts(
         node=node,

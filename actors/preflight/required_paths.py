@@ -30,7 +30,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         "chat.template": config.chat.template,
         "chat.tool_schema": config.chat.tool_schema,
         "optimizer.save_bad_updates": config.optimizer.save_bad_updates,
-        "algorithm.reference_model": config.algorithm.reference_model,
+        "algorithm.reference_model": config.algorithm.loaded_reference,
     }
     return with_values(config, {name: str(_absolute(path)) for name, path in named.items() if path})
 
@@ -42,7 +42,7 @@ def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
     vocabulary.
     """
     needed = [Needed(option="--model", path=_absolute(model), holds="model")]
-    if reference := config.algorithm.reference_model:
+    if reference := config.algorithm.loaded_reference:
         _refuse_other_vocabulary(config, _absolute(model), _absolute(reference))
         needed.append(Needed(option="--algorithm.reference-model", path=_absolute(reference), holds="model"))
     if template := config.chat.template:

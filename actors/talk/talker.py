@@ -28,8 +28,8 @@ from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, own_environments, with_values
-from rstar_ray.config.checks import at_least, at_most, check_bounds, within
-from rstar_ray.config.rollout import MAX_TEMPERATURE
+from rstar_ray.config.checks import at_least, check_bounds, within
+from rstar_ray.config.rollout import TEMPERATURE
 from rstar_ray.config.scales import at_scale, detect_scale, local_resources
 from rstar_ray.errors import ConfigError, RStarError, one_line
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
@@ -52,7 +52,7 @@ class TalkConfig:
     """of one answer, tool results included; with a server, tool results excluded [tokens]"""
     max_turns: Annotated[int, at_least(1)] = EVALUATION.max_turns
     """maximum completions per answer [turns]"""
-    temperature: Annotated[float, at_least(0), at_most(MAX_TEMPERATURE)] = EVALUATION.temperature
+    temperature: Annotated[float, TEMPERATURE] = EVALUATION.temperature
     """softmax temperature"""
     top_p: Annotated[float, within("(0, 1]")] = EVALUATION.top_p
     """nucleus mass"""

@@ -235,7 +235,9 @@ def _gradient_of(rule: LossRule, algorithm: AlgorithmConfig, advantages_N: Tenso
                 raise ValueError(f"it changes `{name}` in place: a rule must leave its inputs as they are")
         loss.backward()
         gradient_N = tokens.logprobs_N.grad
-        if not torch.isfinite(loss) or gradient_N is None or not torch.isfinite(gradient_N).all():
+        if gradient_N is None:
+            raise ValueError("its gradient does not reach `logprobs_N`")
+        if not torch.isfinite(loss) or not torch.isfinite(gradient_N).all():
             given = f"advantages of {', '.join(f'{one:g}' for one in advantages_N.tolist())}"
             raise ValueError(f"the loss or its gradient is not finite: {loss.item()}, with {given}")
         made += [torch.cat([loss.detach()[None], gradient_N])]

@@ -28,7 +28,7 @@ from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.config.own_code import is_entry, is_missing, takes_third
 from rstar_ray.deadline import in_thread
-from rstar_ray.errors import ConfigError, RStarError, one_line
+from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, one_line
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
 Kind = Literal["resample", "advantage", "loss"]
@@ -81,8 +81,8 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
     def named(*arguments: Any) -> Any:
         try:
             made: Any = found(*arguments)
-            if kind == "advantage" and isinstance(made, Mapping | Set):
-                raise TypeError(f"it returns {type(made).__name__}, which has no order")
+            if kind == "advantage" and isinstance(made, Mapping | Set | str):
+                raise TypeError(f"it returns {type(made).__name__}, not a list of numbers or arrays")
             if kind == "resample":
                 return [index(i) for i in made]
             if kind == "advantage":
@@ -145,7 +145,7 @@ def _takes_summaries(estimate: Callable[..., Any]) -> bool:
 def check_rules(
     algorithm: AlgorithmConfig, own_folder: str, kinds: Sequence[Kind] = KINDS, device: Any = "cpu"
 ) -> None:
-    """Call the user's rules on made-up data, a loss on `device`, others in a thread, as in a run.
+    """Call the user's rules on made-up data, a loss on `device`; on the driver in a thread, so that none blocks it.
 
     Raises `ConfigError` that names the one that fails.
     """
@@ -157,16 +157,16 @@ def check_rules(
         if ":" not in name:
             continue
         try:
-            if kind == "loss":
+            if kind == "loss" and device != "cpu":  # of a rank, whose current GPU is set for this thread
                 _try(kind, algorithm, own_folder, device)
             else:
-                test = partial(_try, kind, algorithm, own_folder)
+                test = partial(_try, kind, algorithm, own_folder, device)
                 asyncio.run(in_thread(test, TESTED_WITHIN_S, waiter="the test", owner=name, reason="made-up data"))
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             problem = f"it fails on made-up data ({_said(failed, kind, algorithm)})"
-            raise ConfigError(
-                f"--algorithm.{kind} {name}", problem, _advice(kind, algorithm, own_folder, device)
-            ) from failed
+            late = isinstance(failed, DeadlineExceeded)
+            hint = "a rule must return" if late else _advice(kind, algorithm, own_folder, device)
+            raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
 
 
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, device: Any = "cpu") -> None:

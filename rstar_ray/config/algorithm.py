@@ -113,8 +113,9 @@ class AlgorithmConfig:
     """weight of the KL term (beta, kl_loss_coef): Schulman's k3 estimate against --algorithm.reference-model (kl in
     metrics.jsonl). The paper has no KL term"""
     reference_model: Annotated[str, READ_BY_THE_LOSS] = ""
-    """reference policy of the KL term, a Hugging Face folder; required where --algorithm.kl-coefficient is above 0.
-    Your own loss receives its log-probs as `ref_logprobs_N`, also without a KL term"""
+    """reference policy of the KL term: a Hugging Face folder, which each learner rank loads whole, or the address of a
+    vLLM server, such as http://127.0.0.1:8000; required where --algorithm.kl-coefficient is above 0. Your own loss
+    receives its log-probs as `ref_logprobs_N`, also without a KL term"""
     correction: Correction = "auto"
     """off-policy correction: the engine's kernels differ from the learner's, and with --staleness its weights are
     older. sampler: the sampler is the old policy of the loss (Eq. 6 as written);
@@ -164,7 +165,7 @@ class AlgorithmConfig:
             not self.kl_coefficient or bool(self.reference_model),
             "--algorithm.kl-coefficient",
             f"the KL term has no reference policy (got {self.kl_coefficient})",
-            "name a model folder with --algorithm.reference-model, or give 0",
+            "name a model folder or a server with --algorithm.reference-model, or give 0",
         )
         low, high = self.correction_low, self.correction_high
         require(
@@ -173,6 +174,17 @@ class AlgorithmConfig:
             f"must be at most --algorithm.correction-high {high} (got {low})",
             "lower it or raise --algorithm.correction-high",
         )
+
+    @property
+    def served_reference(self) -> str:
+        """The address of a reference model that a server holds; empty for others."""
+        served = self.reference_model.startswith(("http://", "https://"))
+        return self.reference_model.rstrip("/") if served else ""
+
+    @property
+    def loaded_reference(self) -> str:
+        """The folder of a reference model that learner ranks hold; empty for others."""
+        return "" if self.served_reference else self.reference_model
 
     def resolved(self, *, staleness: int, dtype: str) -> "AlgorithmConfig":
         """The values that the loss uses: `correction` without `auto`, and a `dual_clip` of 0 for no dual clip."""

@@ -13,16 +13,16 @@ class DetectorConfig:
 
     probe_every_s: Annotated[MayChange[float], at_least(0.1)] = 2.0
     """interval between two probes of a process [s]"""
-    silent_s: MayChange[float] = 60.0
+    silent_s: Annotated[MayChange[float], at_least(0)] = 60.0
     """longest time an actor may leave a probe unanswered before it is killed and fails over [s]; three times as long
     while its engine starts. Other calls to it wait two minutes longer
     """
-    learner_silent_s: MayChange[float] = 600.0
+    learner_silent_s: Annotated[MayChange[float], at_least(0)] = 600.0
     """the same for a learner rank, which a checkpoint or a compilation may block [s]"""
-    engine_step_s: MayChange[float] = 300.0
+    engine_step_s: Annotated[MayChange[float], at_least(0)] = 300.0
     """longest time an engine with work may make no decode step before it is killed [s]; must allow for a cold
     compilation"""
-    still_s: MayChange[float] = 3_600.0
+    still_s: Annotated[MayChange[float], at_least(0)] = 3_600.0
     """longest time the whole run may make no progress before it ends and reports the oldest wait [s]"""
     node_away_s: Annotated[MayChange[float], at_least(0)] = 1_200.0
     """longest time the run waits for a lost node to return, or for room elsewhere, before it ends [s]; where other

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 from rstar_ray.config.tree import RENAMED
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, RStarError, one_line
 
 Options = TypeVar("Options")
 CONFIG = "--config"
@@ -90,6 +90,12 @@ def split_config_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _written(name: str, value: Any) -> list[str]:
     """A setting of a file as command-line words. `--name=value` keeps a value that begins with a dash."""
+    if isinstance(value, list):
+        for one in cast(list[Any], value):
+            if str(one).startswith("-"):
+                raise ConfigError(
+                    f"{CONFIG}, {name}", f"{one!r} would be read as an option", "write it without the dash"
+                )
     if isinstance(value, bool | list):
         return _words(name, value)
     return [f"{_words(name)[0]}={value}"]
@@ -154,12 +160,15 @@ def _program() -> str:
 def run_command(
     kind: type[Options], act: Callable[[Options], int | None], argv: Sequence[str] | None, *, description: str | None
 ) -> int:
-    """The `main` of a small command. Exit status: the command's own or 0; 2 for a refused option."""
+    """The `main` of a small command. Exit status: the command's own or 0; 1 for a failure, 2 for a refused option."""
     try:
         return act(options_of(kind, argv, description=description)) or 0
     except ConfigError as refused:
         print(f"error: {refused}", file=sys.stderr, flush=True)
         return 2
+    except (RStarError, OSError) as failed:
+        print(f"error: {one_line(failed)}", file=sys.stderr, flush=True)
+        return 1
 
 
 def _refuse(event: Any, kind: type) -> NoReturn:

@@ -39,9 +39,11 @@ def takes_third(signature: Signature, name: str) -> bool:
     """Whether a user's function receives its third argument, which is optional.
 
     It does if its third positional parameter has no default or this name. `*args` does not count as one: it may be that
-    of a wrapper around a function with two.
+    of a wrapper around a function with two. Raises `TypeError` where this name can only be given as a keyword.
     """
     parameters = signature.parameters.values()
+    if any(one.name == name and one.kind is one.KEYWORD_ONLY for one in parameters):
+        raise TypeError(f"`{name}` must be its third positional parameter")
     third = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][2:3]
     return any(one.default is one.empty or one.name == name for one in third)
 

@@ -4,12 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rstar_ray.config.checks import at_least, at_most, check_bounds, require, within
+from rstar_ray.config.checks import Bound, at_least, check_bounds, require, within
 from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange, SameAnswers
 
-MAX_TEMPERATURE = 2.0
-"""The highest temperature that vLLM accepts."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""Temperatures that vLLM samples with. It raises lower ones, which the learner would not know."""
+TEMPERATURE = Bound(
+    lambda value: value == 0 or MIN_TEMPERATURE <= value <= MAX_TEMPERATURE,
+    f"must be 0 (greedy) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}",
+)
 NO_FILES = only_with("evaluate.files", (), warn_only=True)
 
 
@@ -21,7 +25,7 @@ class RolloutConfig:
     """length budget after the prompt, including tool results [tokens]"""
     max_turns: Annotated[int, OF_RL, at_least(1)] = 10
     """largest number of completions per rollout [turns]"""
-    temperature: Annotated[float, OF_RL, at_least(0), at_most(MAX_TEMPERATURE)] = 1.0
+    temperature: Annotated[float, OF_RL, TEMPERATURE] = 1.0
     """softmax temperature of training rollouts"""
     top_p: Annotated[float, OF_RL, within("(0, 1]")] = 1.0
     """nucleus sampling mass; 1 samples from the whole distribution, which the loss assumes"""
@@ -102,7 +106,7 @@ class EvaluationConfig:
     """largest number of problems used per set, drawn from the file at random, the same for every --seed; 0 uses all"""
     samples: Annotated[int, at_least(1)] = 16
     """k: rollouts per problem"""
-    temperature: Annotated[float, at_least(0), at_most(MAX_TEMPERATURE)] = 0.6
+    temperature: Annotated[float, TEMPERATURE] = 0.6
     """softmax temperature"""
     top_p: Annotated[float, within("(0, 1]")] = 1.0
     """nucleus sampling mass; not published, 1 here"""

@@ -195,7 +195,7 @@ class RunConfig:
         """Raise `ConfigError` for folders and files that are named but do not exist."""
         for option, path in (
             ("--model", self.model),
-            ("--algorithm.reference-model", self.algorithm.reference_model),
+            ("--algorithm.reference-model", self.algorithm.loaded_reference),
             ("--data.train", self.data.train),
             ("--data.heldout", self.data.heldout),
             ("--sft.data", self.sft.data),
@@ -207,7 +207,7 @@ class RunConfig:
         require(not own or Path(own).is_dir(), "--own-folder", f"{own} is a file", "give its folder")
         for option, folder in (
             ("--model", self.model),
-            ("--algorithm.reference-model", self.algorithm.reference_model),
+            ("--algorithm.reference-model", self.algorithm.loaded_reference),
         ):
             config = Path(folder) / "config.json"
             require(

@@ -1,6 +1,7 @@
 """The four scales: model, placement and budgets. The other settings of a recipe do not depend on the scale."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ GPU: dict[str, Any] = {
     "engine.gpu_memory_share": 0.45,
     "learner.ranks": 1,
     "learner.gpus_per_rank": 0.5,
-    "learner.cpus_per_rank": 2.0,
+    "learner.cpus_per_rank": 1.5,
     "sandbox.slots": 8,
     "prompts_per_step": 32,
     "sft.batch_size": 128,
@@ -138,11 +139,23 @@ def detect_scale(resources: dict[str, float]) -> tuple[str, str]:
     return "tiny", "the cluster has no GPU"
 
 
-def local_resources() -> dict[str, float]:
-    """The resources that Ray would detect on this machine, without starting Ray."""
-    nvidia = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    amd = len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
-    return {"GPU": float(nvidia or amd)}
+def local_resources(devices: Path = Path("/dev")) -> dict[str, float]:
+    """The resources that a run has on this machine: GPUs that Ray would detect, unless the environment is for CPUs."""
+    if made_for(Path(sys.prefix)) == "cpu":
+        return {"GPU": 0.0}
+    nvidia = len([path for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+    amd = len(list((devices / "dri").glob("renderD*"))) if (devices / "kfd").exists() else 0
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES" if nvidia else "HIP_VISIBLE_DEVICES")
+    visible = sum(name not in ("", "NoDevFiles") for name in mask.split(",")) if mask is not None else nvidia or amd
+    return {"GPU": float(min(nvidia or amd, visible))}
+
+
+def made_for(environment: Path) -> str:
+    """What `make setup` made the environment for: cpu, cuda or rocm; empty for other environments."""
+    try:
+        return (environment / ".target").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def check_gpu_here(config: RunConfig) -> None:
@@ -151,6 +164,7 @@ def check_gpu_here(config: RunConfig) -> None:
     if needs_gpu and not os.environ.get("RAY_ADDRESS") and not local_resources()["GPU"]:
         raise ConfigError(
             "--scale",
-            f"{config.scale} needs a GPU, and this machine has none",
-            "choose --scale tiny, or set RAY_ADDRESS to a cluster with GPUs",
+            f"{config.scale} needs a GPU, and this machine has none"
+            + " that its environment for CPUs can use" * (made_for(Path(sys.prefix)) == "cpu"),
+            "choose --scale tiny, set RAY_ADDRESS to a cluster with GPUs, or make clean and setup TARGET=cuda (rocm)",
         )

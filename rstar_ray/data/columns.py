@@ -69,15 +69,11 @@ def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", i
 
     Raises `ConfigError` naming the columns there are where none of them can be the problem or the answer.
     """
-    if not isinstance(row, Mapping):
-        raise ConfigError(where, "is not an object", "write one object per row")
-    fields = cast(Mapping[str, Any], row)
+    fields = _fields(row, where)
     for option, name in (("--columns.problem", problem), ("--columns.answer", answer), ("--columns.id", id_column)):
         if name and _value(fields, name) is None:
             raise ConfigError(option, f"{where} has no {name!r}, only {_names(fields)}", "name one of these")
-    problem = problem or _first(fields, PROBLEM_COLUMNS)
-    if not problem:
-        raise ConfigError(where, f"no column is known for a problem among {_names(fields)}", "name --columns.problem")
+    problem = problem_column(fields, problem, where=where)
     answer = answer or _first(fields, ANSWER_COLUMNS)
     if not answer and last_boxed(str(fields.get("solution") or "")) is not None:
         answer = "solution"
@@ -92,14 +88,30 @@ def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", i
     )
 
 
+def problem_column(row: Any, wanted: str, *, where: str) -> str:
+    """The column of the problem's text: `wanted` where the row has it, else a known name. Raises `ConfigError`."""
+    fields = _fields(row, where)
+    column = wanted if wanted and _value(fields, wanted) is not None else _first(fields, PROBLEM_COLUMNS)
+    if not column:
+        raise ConfigError(where, f"no column is known for a problem among {_names(fields)}", "name --columns.problem")
+    return column
+
+
+def question_text(row: Any, column: str, *, where: str) -> str:
+    """What a row asks: a text, the last user message of messages, or all user messages of turns of messages (BFCL)."""
+    value = _value(_fields(row, where), column)
+    turns = cast(list[Any], value) if isinstance(value, list) else []
+    if turns and all(isinstance(turn, list) for turn in turns):
+        return "\n\n".join(_problem_text(turn, f"{where}, {column}") for turn in turns)
+    return _problem_text(value, f"{where}, {column}")
+
+
 def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
     """One row by its columns, and the `reward` that it names.
 
     Raises `ConfigError` for a row that is not an object, holds a list where text belongs, or names an unknown rule.
     """
-    if not isinstance(row, Mapping):
-        raise ConfigError(where, "is not an object", "write one object per row")
-    fields = cast(Mapping[str, Any], row)
+    fields = _fields(row, where)
     named = _value(fields, "reward")  # looked for in every row: in mixed sets only some rows name one
     reward = known_reward(named.strip(), where) if isinstance(named, str) else ""  # in some sets it is a numeric score
     answer = _value(fields, columns.answer)
@@ -114,6 +126,12 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
         metadata=_metadata(fields),
         environment=environment if isinstance(environment, str) and is_entry(environment) else "",
     )
+
+
+def _fields(row: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        raise ConfigError(where, "is not an object", "write one object per row")
+    return cast(Mapping[str, Any], row)
 
 
 def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:

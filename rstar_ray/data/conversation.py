@@ -25,7 +25,8 @@ class Conversation:
     """One dataset row."""
 
     name: str  # "<file name>:<line, or parquet row, from 1>"
-    messages: Sequence[Mapping[str, Any]]  # role and content; the assistant's also tool_calls and reasoning_content
+    messages: Sequence[Mapping[str, Any]]
+    # role and content; the assistant's also tool_calls, reasoning_content, and weight, 0 for a turn without loss
     tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, handed to the template
 
 
@@ -59,15 +60,23 @@ def conversation(row: Any, name: str, *, empty_turns: bool = False) -> Conversat
 
 
 def _messages_form(fields: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    return _listed(fields["messages"], "messages"), _listed(fields.get("tools"), "tools")
+    """`messages` of {"role", "content"}, perhaps with `system` and `tools`."""
+    messages = _listed(fields["messages"], "messages")
+    first: Any = messages[0] if messages else None
+    if not isinstance(first, dict) or _OTHER_NAMES.get(str(first.get("role")), first.get("role")) != "system":
+        messages = [*_system(fields), *messages]
+    return messages, _listed(fields.get("tools"), "tools")
+
+
+def _system(fields: dict[str, Any]) -> list[Any]:
+    """The message of a `system` column; none where the column is missing or blank."""
+    text = fields.get("system")
+    return [{"role": "system", "content": text}] if isinstance(text, str) and text.strip() else []
 
 
 def _sharegpt_form(fields: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """`conversations` of {"from", "value"}, perhaps with `system` and `tools`."""
-    messages: list[Any] = []
-    system = fields.get("system")
-    if isinstance(system, str) and system.strip():
-        messages.append({"role": "system", "content": system})
+    messages = _system(fields)
     for position, turn in enumerate(_listed(fields["conversations"], "conversations")):
         messages.append(_sharegpt_message(turn, position))
     return messages, _listed(fields.get("tools"), "tools")
@@ -81,7 +90,7 @@ def _sharegpt_message(turn: Any, position: int) -> Any:
     if role is None:
         raise RowError(f"message {position + 1} is from {turn['from']!r}, who is unknown")
     if role != "calls":
-        return {"role": role, "content": turn.get("value")}
+        return {"role": role, "content": turn.get("value"), "weight": turn.get("weight")}
     calls = turn.get("value")
     if isinstance(calls, str):
         try:
@@ -171,6 +180,8 @@ def _message(message: Any, position: int, empty_turns: bool) -> dict[str, Any]:
     if calls:
         fields["tool_calls"] = [_tool_call(call, where) for call in calls]
     if role == "assistant":
+        if fields.get("weight", 1) not in (0, 1):
+            raise RowError(f"{where} (assistant) has the weight {fields['weight']!r}, not 0 or 1")
         thoughts = [fields.pop(name) for name in _THOUGHTS if isinstance(fields.get(name), str)]
         if thoughts and thoughts[0].strip():
             fields["reasoning_content"] = thoughts[0]

@@ -98,7 +98,7 @@ def shared_with(texts: Sequence[str], references: Mapping[str, Sequence[str]], *
         split = [words(problem) for problem in problems]
         known[name], _ = _Flat.of(split, vocabulary).ngrams(size)
         for text in split:
-            if len(text) < size:
+            if 0 < len(text) < size:
                 short.setdefault(tuple(text), name)
     found = [""] * len(texts)
     for first, part in _parts(texts):

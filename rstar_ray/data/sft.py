@@ -8,6 +8,7 @@ results of tools follow as they do in a rollout. Pieces are tokenized apart, as 
 the loss mask. What others say never becomes a control token, whatever it spells.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,10 +114,11 @@ class _Renderer:
                 between, seen = before, before + written
             if not rows:
                 rows.append([])
-            rows[-1] += [*self._cut(between), Piece(said, True)]
+            rows[-1] += [*self._cut(between), Piece(said, message.get("weight") != 0)]
             last, added = position, said[len(written) :]
+        rows = [row for row in rows if any(piece.sampled for piece in row)]
         if not rows:
-            raise RowError("no assistant message")
+            raise RowError("no assistant message to train on")
         self._check_foreign()
         return rows
 
@@ -185,9 +187,10 @@ class _Renderer:
         return f"{inner.strip()}\n{thought.closes}\n\n{said.lstrip()}"
 
     def _refuse_spelled_end(self, message: Mapping[str, Any], number: int) -> None:
-        content = f"{message.get('content', '')}{message.get('reasoning_content', '')}"
+        calls = json.dumps(message.get("tool_calls", []), ensure_ascii=False)
+        said = f"{message.get('content', '')}{message.get('reasoning_content', '')}{calls}"
         for _, stop in self._profile.stop_tokens:
-            if stop in content:
+            if stop in said:
                 raise RowError(f"message {number} (assistant) spells {stop!r}: a rollout ends there")
 
     def _only_tools_between(self, last: int, position: int) -> bool:

@@ -25,7 +25,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, RowError, conversation
 from rstar_ray.data.sft import RowProblem, encode
-from rstar_ray.data.tables import half_character, read_table
+from rstar_ray.data.tables import half_character, read_table, readable
 from rstar_ray.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ Raw = tuple[int, Any]
 def _raw_rows(path: Path) -> Iterator[Raw]:
     try:
         if path.suffix == ".jsonl" and path.is_file():
-            yield from _lines(path)
+            yield from readable(path, _lines)
         else:
             yield from read_table(path)
     except ConfigError as refused:

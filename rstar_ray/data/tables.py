@@ -26,10 +26,11 @@ def read_table(path: Path | str) -> Iterator[tuple[int, Any]]:
     if path.suffix not in readers:
         hint = f"name a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise ConfigError(path.name, f"{path.suffix or 'no ending'} is not a known format", hint)
-    return _readable(path, readers[path.suffix])
+    return readable(path, readers[path.suffix])
 
 
-def _readable(path: Path, reader: Callable[[Path], Iterator[tuple[int, Any]]]) -> Iterator[tuple[int, Any]]:
+def readable(path: Path, reader: Callable[[Path], Iterator[tuple[int, Any]]]) -> Iterator[tuple[int, Any]]:
+    """What the reader yields; raises `ConfigError` where the file cannot be read."""
     try:
         yield from reader(path)
     except OSError as refused:

@@ -5,6 +5,7 @@ problem's row is written when it ends, and an interrupted evaluation resumes fro
 """
 
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -142,7 +143,8 @@ def forget_evaluations(run_dir: RunDir, stage: str, after_step: int) -> None:
     """Drop the evaluations after the step that a run resumes from: their weights do not exist any more."""
     cut_rows(run_dir.evaluations_path, stage=stage, after_step=after_step)
     for path in run_dir.results_path.glob(f"{stage}-step-*"):
-        if int(path.name.removeprefix(f"{stage}-step-").partition("-")[0]) > after_step:
+        step = re.match(r"(\d{6,})-", path.name.removeprefix(f"{stage}-step-"))  # a user's file may begin alike
+        if step is not None and int(step[1]) > after_step:
             path.unlink()
 
 

@@ -10,7 +10,9 @@ _THOUGHT_BEGINS = re.compile(r"<(?:think|reason|reasoning|thought)>")
 _DECLARED = re.compile(r"(?:final answer|answer)\s*(?:is|:|=)[ \t:]*\**[ \t]*([^\n]+)", re.IGNORECASE)
 _FENCE = "```"
 _FENCE_HEAD = re.compile(r"[ \t]*+[\w+#-]*+[ \t]*+\n")
-_BRACE = re.compile(r"[{}]")
+_BOX = r"\\boxed\s*\{"
+_BRACES = re.compile(rf"(?P<box>{_BOX})|\\\\(?!boxed)|\\[{{}}]|(?P<opens>\{{)|(?P<closes>\}})")
+"""Boxes and braces; a brace behind one backslash is a sign of the text, behind two it follows a line break."""
 _INTEGER = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+|[+-]?\d+")
 
 
@@ -19,7 +21,7 @@ def count_answers(completion: str, place: Place) -> int:
     if place == "answer":
         return completion.count("<answer>")
     said = spoken(completion)
-    boxed = said.count("\\boxed{")
+    boxed = len(re.findall(_BOX, said))
     if boxed or place == "boxed":
         return boxed
     return len(_tagged(said)) or len(_DECLARED.findall(said))
@@ -74,16 +76,15 @@ def boxed_answer(completion: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last closed `\boxed{}`; None without one."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 1, start + len("\\boxed{")
-    for brace in _BRACE.finditer(text, begin):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return text[begin : brace.start()].strip()
-    return None
+    r"""The content of the last closed `\boxed{}`, of nested ones the inner; None without one."""
+    opened: list[int] = []  # where the content of each open box begins; 0 for another brace
+    begin = end = 0
+    for found in _BRACES.finditer(text):
+        if found["box"] or found["opens"]:
+            opened.append(found.end() if found["box"] else 0)
+        elif found["closes"] and opened and (inside := opened.pop()) > begin:
+            begin, end = inside, found.start()
+    return text[begin:end].strip() if begin else None
 
 
 def last_program(completion: str) -> str | None:

@@ -16,20 +16,21 @@ _LITERALS = re.findall(
     r"(\S+)→(\S*)",
     r"−→- –→- ×→\times ·→\cdot π→\pi ∞→\infty ≤→\le ≥→\ge ≠→\ne ±→\pm °→^\circ √→\sqrt ∪→\cup ²→^2 ³→^3 ~→ **→^ <=→\le "
     r">=→\ge \leqslant→\le \geqslant→\ge \leq→\le \geq→\ge \neq→\ne \lbrace→\{ \rbrace→\} \langle→( \rangle→) "
-    r"\varnothing→\emptyset",
+    r"\varnothing→\emptyset \lvert→| \rvert→|",
 )
-_SPELLINGS = [
+_SPELLINGS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boldsymbol|(?:math)?bf|fbox|boxed|underline|!)(?![a-zA-Z])\s?", ""),
-    (r"\\color\{[a-z]*\}|(?<!\\)\$|\\[()]|\\\\?$", ""),
+    (r"\\color\{[a-z]*\}|(?<!\\)\$|\\[()]|(?<!\\)\\[\[\]]|\\\\?$", ""),
     (r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|\s+", " "),
     (r"\\[cdt](frac|binom)(?![a-zA-Z])", r"\\\1"),
     (r"\\(?:mathrm|mbox|textbf|operatorname) ?\{", r"\\text{"),
     (r"\\text ?\{ ?(e|and|or|[-+]?\d[\d.,]*) ?\}|\\mathcal ?\{(\w)\}", r" \1\2 "),
-    (r"(?<![a-zA-Z]),? ?(?:and|or)(?![a-zA-Z])|\\lor(?![a-zA-Z])", ","),
+    (r"(?<![a-zA-Z]),? {0,3}(?:and|or)(?![a-zA-Z])|\\lor(?![a-zA-Z])", ","),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
     (r"\+ ?/? ?-", r"\\pm "),
     (r"([_^]) ?\{ ?(\w) ?\}|\{([,.])\}|^\{([^{},]*)\}$", r"\1\2\3\4"),
     (r"\\mathbb ?([A-Z])", r"\\mathbb{\1}"),
+    (r"\\sqrt ?\((\w+)\)|^\{(\\frac\{\w+\}\{\w+\})\}$", lambda of: of[2] or f"\\sqrt{{{of[1]}}}"),
     (r"\\frac ?(\d|\\pi) ?(\d|\{)", r"\\frac{\1}\2"),
     (r"(\\frac ?\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)?\}) ?(\d)", r"\1{\2}"),
 ]
@@ -44,8 +45,9 @@ _DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d{2,}")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LISTED = re.compile(r"[(\[][^()\[\]]*,|\\\{")
 _UNIT = re.compile(
-    r"(?<=[\d})\]i])(?: ?(?:\\?%|\^ ?\{? ?\\circ ?\}? ?(?:\\text ?\{ ?[CF] ?\}|[CF])?|_ ?\{? ?\d+ ?\}?|[€£]"
-    r"|\\text ?\{[^{}\d]*\}|(?:[ckm]?m|k?g|ft|in|mph|ml|pct|rad|deg|sec|hrs?)(?<!p[a-z]))| \(?[a-z]{3,20}\)?)"
+    r"(?<=[\d})\]i])(?: ?(?:\\?%|\^ ?\{? ?\\circ ?\}? ?(?:\\text ?\{ ?[CF] ?\}|[CF])?|_ ?\{? ?\d+ ?\}?|[€£]|\\\$|USD"
+    r"|\\text ?\{[^{}\d,]*\}(?: ?/ ?\\text ?\{[^{}\d,]*\})?"
+    r"|(?:[ckm]?m|k?g|ft|in|mph|ml|pct|rad|deg|sec|hrs?)(?<!p[a-z]))| \(?[a-z]{3,20}\)?)"
     r"(?: ?\^ ?\{?[23]\}?)?$"
 )
 _NO_UNIT = re.compile(
@@ -54,7 +56,8 @@ _NO_UNIT = re.compile(
     r"|not|least|most|otherwise|infinity|maybe|\b(?:or|and|is|to|if|[^\W\dmglshCF_])\b"
 )
 _UNITS = {
-    "%": "percent", "pct": "percent", "circ": "degree", "deg": "degree", "$": "dollar", "€": "euro", "£": "pound",
+    "%": "percent", "pct": "percent", "circ": "degree", "deg": "degree", "$": "dollar", "usd": "dollar",
+    "€": "euro", "£": "pound",
     "cm": "centimeter", "mm": "millimeter", "m": "meter", "km": "kilometer", "kg": "kilogram", "g": "gram",
     "ft": "foot", "feet": "foot", "in": "inch", "h": "hour", "sec": "second", "rad": "radian",
 }  # fmt: skip
@@ -93,26 +96,54 @@ def decide(answer: str, truth: str) -> bool | Pair:
     if _BRACED.sub("", theirs).count("=") > 1 and "," not in theirs:  # a chain of equations ends with the value
         ours, theirs = (text.rpartition("=")[2].strip() for text in (ours, theirs))
     (name, ours), (true_name, theirs) = _split_name(ours), _split_name(theirs)
-    if name and true_name and name != true_name and {name, true_name} != {"y", "f"}:
+    tuples = ("," in name) == ("," in true_name)  # `(x,y) = (1,2)` may be said of a point that the truth calls P
+    if tuples and name and true_name and name != true_name and {name, true_name} != {"y", "f"}:
         return False
     if _dense(ours) == _dense(theirs):
         return bool(theirs)
-    if (wanted := number(theirs)) is not None:  # a number must be written out; six places stand for 1/3
+    if (wanted := number(theirs)) is not None:  # a number must be written out
         given = number(ours)
-        if given is not None and given.denominator >= 10**6 and wanted.denominator > 1:
-            return round(given, 6) == round(wanted, 6)
-        return given == wanted and _work(ours)[0] <= _work(theirs)[0]
+        return (given == wanted and _work(ours)[0] <= _work(theirs)[0]) or _stands_for(ours, wanted)
     names, true_names = (set(_MEMBER_NAME.findall(text)) for text in (ours, theirs))
     if len({name[0] for name in names}) > 1 and not true_names and "(" not in theirs:
         return False
+    if bool(names) != bool(true_names) and len({name[0] for name in names | true_names}) > 1:
+        ours, theirs = _by_name(ours), _by_name(theirs)
+        if _dense(ours) == _dense(theirs):
+            return True
     if names != true_names and len({name[0] for name in names | true_names}) == 1:
         ours, theirs = _MEMBER_NAME.sub("", ours), _MEMBER_NAME.sub("", theirs)  # `x_1 = 1, x_2 = 2` are values of x
     return (ours, theirs) if _may_be_compared(ours, theirs) else False
 
 
+def _stands_for(decimal: str, value: Fraction) -> bool:
+    """Whether six or more places of a decimal are those of a number that no decimal writes out, such as 1/3."""
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    if rest == 1 or not re.fullmatch(r"[+-]? ?\d*\.\d{6,}", decimal.replace(",", "")):
+        return False
+    given = number(decimal)
+    return given is not None and abs(given - value) <= min(Fraction(1, 2 * 10**6), abs(value) / 10**5)
+
+
+def _by_name(text: str) -> str:
+    """`y = 2, x = 1` as the tuple (1,2), in the order of the names; a bare list of values as a tuple."""
+    found = list(_MEMBER_NAME.finditer(text))
+    if not found:
+        return text if text.startswith(("(", "[", "{", "\\{")) else f"({text})"
+    ends = [later.start() for later in found[1:]] + [len(text)]
+    values = {one[0]: text[one.end() : end].strip(" ,;") for one, end in zip(found, ends, strict=True)}
+    if len(values) < len(found) or any("," in value for value in values.values()):  # several values of one name
+        return text
+    return f"({','.join(values[name] for name in sorted(values, key=str.strip))})"
+
+
 def number(text: str) -> Fraction | None:
     r"""The number that a text writes out (`1,234`, `-\frac{3}{4}`, `1 1/2`, `0.1\overline{6}`, `2\times 10^5`)."""
-    text = re.sub(r"^(?:\(|\\\{)([^(){},]*[^(){},\\])(?:\)|\\\})$", r"\1", _FRACTION.sub(r" \1/\2", text).strip())
+    text = _FRACTION.sub(r" \1/\2", text).strip()
+    text = re.sub(r"^([+-]?) ?(?:\(|\\\{)([^(){},]*[^(){},\\])(?:\)|\\\})$", r"\1\2", text)
     if (found := _NUMBER.fullmatch(text.strip())) is None:
         return None
     parts = {name: re.sub("[, ]", "", part) for name, part in found.groupdict().items() if part}
@@ -180,6 +211,8 @@ def _split_name(text: str) -> tuple[str, str]:
     bad = re.search(r"[<>+*/^!,;\d-]|\\sqrt", core) or (name and not re.search("[a-zA-Z]", core))
     if end is None or bad or "=" in _BRACED.sub("", text[end.end() :]) or name.count("{") != name.count("}"):
         return "", text
+    if name[:1] == "(":
+        return name.strip("() ").replace(" ", ""), text[end.end() :].strip()
     name = re.sub(r"\([^()]*\)|\\text ?\{[^{}]*\}|\\[a-z]+|[^a-zA-Z'_\d]", "", name)
     return ("" if re.search("[a-z]{3}", name) else name), text[end.end() :].strip()
 

@@ -112,6 +112,8 @@ class OwnReward:
             raise JudgeError(f"--reward.name {self._name}: gave {answer.get('reward')!r:.80}, not a finite number")
         components = cast(dict[str, float], answer.get("components", {}))
         for name, value in components.items():
+            if not name:
+                raise JudgeError(f"--reward.name {self._name}: gave a component without a name")
             if finite(value) is None:
                 raise JudgeError(f"--reward.name {self._name}: gave {value} as component {name!r}, not a finite number")
         return Scored(reward, components)
@@ -150,9 +152,9 @@ class _Process:
             return self._signature
 
     async def _start(self) -> Mapping[str, object]:
-        folders = [self._folder, *sys.path]
+        folders = [self._folder, *sys.path]  # -P: not the current folder before them
         self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rstar_ray.reward.own_function_child", self._name,
+            sys.executable, "-P", "-m", "rstar_ray.reward.own_function_child", self._name,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}, start_new_session=True,
         )  # fmt: skip

@@ -145,7 +145,13 @@ def _scored(value: Any) -> Answer:
     """A number, or a dict with the number as `reward` and other components beside it."""
     if not isinstance(value, dict):
         return {"reward": _plain(value)}
-    components = {str(name): float(one) for name, one in value.items() if name != "reward"}
+    components: dict[str, float] = {}
+    for name, one in value.items():
+        if name != "reward":
+            try:
+                components[str(name)] = float(one)
+            except (TypeError, ValueError) as wrong:
+                raise type(wrong)(f"component {str(name)!r}: {wrong}") from wrong
     return {"reward": _plain(value.get("reward")), "components": components}
 
 

@@ -65,13 +65,20 @@ def same_calls(completion: str, wanted: Sequence[Wanted]) -> bool:
     written = written_calls(completion)
     if len(written) != len(wanted):
         return False
-    left = list(written)
-    for one in wanted:
-        found = next((call for call in left if _fits(call, one)), None)
-        if found is None:
-            return False
-        left.remove(found)
-    return True
+    fitting = [[place for place, call in enumerate(written) if _fits(call, one)] for one in wanted]
+    taken: dict[int, int] = {}  # by place in `written`: which wanted call it is
+    return all(_matched(one, fitting, taken, set()) for one in range(len(wanted)))
+
+
+def _matched(one: int, fitting: Sequence[Sequence[int]], taken: dict[int, int], tried: set[int]) -> bool:
+    """Give a wanted call a written one, where others can take another (an augmenting path of a bipartite matching)."""
+    for place in fitting[one]:
+        if place not in tried:
+            tried.add(place)
+            if place not in taken or _matched(taken[place], fitting, taken, tried):
+                taken[place] = one
+                return True
+    return False
 
 
 def written_calls(completion: str) -> list[Written]:

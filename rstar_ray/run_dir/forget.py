@@ -69,6 +69,7 @@ def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
         (run_dir.path, f"{stage}.toml"),
         (run_dir.path / "plots", f"step-{stage}.png"),
         (run_dir.path / "tensorboard", stage),
+        (run_dir.path / "export", step),
         *([(run_dir.path, "start-model"), (run_dir.journal_path, "evaluate-*")] if last else []),
     ]
     return [path for folder, pattern in found for path in sorted(folder.glob(pattern))]

@@ -110,7 +110,7 @@ def load_object(entry: str) -> Any:
 
 def _described(option: str, entries: Sequence[str], folder: str) -> dict[str, list[ToolSpec]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, *sys.path]))}
-    command = [sys.executable, "-m", "rstar_ray.tools.loader", *entries]
+    command = [sys.executable, "-P", "-m", "rstar_ray.tools.loader", *entries]
     hint = "give module:object, and its folder as --own-folder"
     try:
         done = subprocess.run(

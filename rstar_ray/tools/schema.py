@@ -4,7 +4,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -16,6 +16,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
+MAX_DEPTH = 64
+"""Deepest nesting of lists and objects in an argument."""
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
@@ -50,6 +52,8 @@ def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> s
     for name, value in arguments.items():
         if name not in properties:
             return f'"{str(name)[:40]}" is unknown; the arguments are {", ".join(properties) or "none"}'
+        if _is_deep(value):
+            return f'"{name}" is nested more than {MAX_DEPTH} deep'
         one = _without_references(properties[name], schema)
         kinds = _kinds(one)
         if kinds and not any(_is_a(value, kind) for kind in kinds):
@@ -58,6 +62,18 @@ def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> s
         if isinstance(choices, list) and value not in choices:
             return f'"{name}" is not one of {", ".join(str(choice) for choice in cast(list[Any], choices))[:200]}'
     return None
+
+
+def _is_deep(value: object) -> bool:
+    """Whether lists and objects are nested more than `MAX_DEPTH` deep, which pickle could not send to a tool host."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for one in level if isinstance(one, dict | list) for inner in _members(one)]
+    return bool(level)
+
+
+def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from typing import Any
 # from a text that it cannot parse (3 from $2x^2 + 3y = d$), and letters as units ($3s$ and $3d$). Letters keep their
 # case (R is not r). Intervals may be inequalities. The warm server has imported all this, so the program's imports cost
 # nothing. Every pair gets a character; an answer that cannot be parsed is different. If a pair ends the program, there
-# is no verdict.
+# is no verdict. Two constants must agree in all digits: math-verify compares 15 places after the point, so that 2^-64
+# would be 2^-65. A decimal has six digits.
 EQUAL = r"""
 import functools, json, sys
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from dataclasses import replace
 from math_verify import LatexExtractionConfig, parse, parser, verify
+from sympy import Expr, Float
 if not isinstance(parser.latex2sympy, functools.partial):
     keep_case = ConversionConfig(lowercase_symbols=False)
     parser.latex2sympy = functools.partial(parser.latex2sympy, conversion_config=keep_case)
@@ -20,9 +22,17 @@ keep_units = replace(LatexExtractionConfig().normalization_config, units=False)
 WHOLE = (LatexExtractionConfig(try_extract_without_anchor=False, normalization_config=keep_units),)
 def read(text):
     return parse("\\boxed{%s}" % text, WHOLE, parsing_timeout=None)
+def same_digits(one, other):
+    if not all(isinstance(number, Expr) and number.is_number for number in (one, other)):
+        return True
+    near = 1e-6 if one.has(Float) or other.has(Float) else 1e-40
+    one, other = one.evalf(60), other.evalf(60)
+    return bool(abs(one - other) <= near * max(abs(one), abs(other)))
 def equal(answer, truth):
     gold, given = read(truth), read(answer)
-    return bool(gold and given and verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None))
+    if not gold or not given or not verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None):
+        return False
+    return same_digits(gold[0], given[0])
 """
 CODE = EQUAL + 'print("".join("=" if equal(*pair) else "/" for pair in json.load(sys.stdin)))'
 

@@ -229,7 +229,7 @@ def step_time(
         ranks=pools.learner_gpus,
         rows=rollouts * pools.algorithm.keep / pools.algorithm.num_rollouts,
         trained_parameters=_trained_parameters(model, learner),
-        passes=PASSES - (not learner.activation_checkpointing) + anchored + bool(pools.algorithm.reference_model),
+        passes=PASSES - (not learner.activation_checkpointing) + anchored + bool(pools.algorithm.loaded_reference),
     )
     return StepTime(
         generation=generated,
@@ -349,7 +349,7 @@ def trained_gb(model: ModelShape, pools: Pools) -> float:
     others = weights / learner.copy_ranks if learner.copy_ranks > 1 else 0.0
     if learner.lora_rank:
         others = weights / (pools.learner_gpus if learner.zero == 3 else 1)
-    if pools.algorithm.reference_model:  # whole on every rank
+    if pools.algorithm.loaded_reference:  # whole on every rank
         others += weights
     return (held.state - (held.offloaded if learner.offload else 0.0) + others) / GB
 

@@ -1,6 +1,7 @@
 """What processes on GPUs find in their environment, and which GPU they see first."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from actors.cluster.gpu_environment import (
     parse_env_file,
     read_env_file,
 )
+from rstar_ray.config.scales import local_resources
 from rstar_ray.errors import ConfigError
 
 FILES = ("rocm.env", "cuda.env")
@@ -57,10 +59,25 @@ def test_the_kind_of_gpu_is_read_off_its_device_files(tmp_path: Path):
     assert accelerator(tmp_path) == "cpu"
     (tmp_path / "nvidiactl").touch()
     assert accelerator(tmp_path) == "cpu"
-    (tmp_path / "nvidia0").touch()
-    assert accelerator(tmp_path) == "cuda"
     (tmp_path / "kfd").touch()
     assert accelerator(tmp_path) == "rocm"
+    (tmp_path / "nvidia0").touch()  # AMD's driver may be there for a processor's graphics
+    assert accelerator(tmp_path) == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("made", "mask", "gpus"), [("", None, 3), ("cuda", "0,2", 2), ("", "", 0), ("", "GPU-a", 1), ("cpu", None, 0)]
+)
+def test_a_run_has_the_gpus_that_are_visible_unless_its_environment_is_for_cpus(
+    made: str, mask: str | None, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", ".target"):
+        (tmp_path / name).write_text(made)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    assert local_resources(tmp_path) == {"GPU": gpus}
 
 
 def test_a_mask_begins_with_ones_own_gpus_and_leaves_none_out():

@@ -15,6 +15,7 @@ from actors.cluster.placement import (
     plan_layout,
     refuse_small_cluster,
 )
+from rstar_ray.config import with_values
 from rstar_ray.config.gpus import weight_way
 from rstar_ray.errors import ConfigError
 from tests.derived import stage_1 as config
@@ -91,6 +92,16 @@ def test_enough_in_all_but_in_pieces_too_small_is_refused():
     refuse_small_cluster(layout, [{"GPU": 6.0, "CPU": 64.0}, {"GPU": 3.0, "CPU": 64.0}])
 
 
+def test_large_bundles_count_apart_from_small_ones():
+    four = {"engine__tensor_parallel": 4, "engine__gpus_per_replica": 4, "learner__gpus_per_rank": 1}
+    asked = config("gpu", engine__replicas=4, learner__ranks=2, learner__own_gpus=True, **four)
+    nodes = [{"GPU": 6.0, "CPU": 64.0}] * 3
+    refused = refusal(plan_layout(asked), nodes)
+    assert "4 bundles of 4 GPU and 2 CPU or more are needed, the nodes have room for 3" in refused.problem
+    smaller = fitted(with_values(asked, {"on_insufficient_resources": "scale-down"}), nodes)
+    assert (smaller.engine.replicas, smaller.learner.ranks) == (3, 1)
+
+
 def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say():
     there = [MI300X_NODE] * 7
     whole = config("mi300x-64")
@@ -132,7 +143,7 @@ async def test_bundles_that_others_hold_are_waited_for_and_then_refused():
 
 @pytest.mark.real
 async def test_a_replica_and_its_rank_get_the_same_gpu_and_neighbours_follow_each_other():
-    ray.init(address="local", num_cpus=2, num_gpus=3, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, num_gpus=5, include_dashboard=False, log_to_driver=False)
     try:
         few = {"engine__cpus_per_replica": 0.1, "learner__cpus_per_rank": 0.1}  # Ray starts a process for every core
         layout = plan_layout(config("gpu", engine__replicas=3, learner__ranks=3, **few))
@@ -144,6 +155,14 @@ async def test_a_replica_and_its_rank_get_the_same_gpu_and_neighbours_follow_eac
             for bundle in (*ordered.replica_bundles, *ordered.rank_bundles)
         ]
         gpus = [gpu for _, (gpu,) in ray.get([each.where.remote() for each in half], timeout=600)]
+        for each in half:
+            ray.kill(each)
+        remove_placement_group(group)
+        split = {"engine__replicas": 2, "engine__tensor_parallel": 2, "engine__gpus_per_replica": 2}
+        layout = plan_layout(config("gpu", **split, **few))
+        assert [bundle["GPU"] for bundle in layout.bundles] == [2.5, 2.0]
+        larger = await seated(await place(layout), layout)
     finally:
         ray.shutdown()
     assert gpus == [0, 1, 2, 0, 1, 2]
+    assert (larger.replica_bundles, larger.rank_bundles) == ((0, 1), (0,))

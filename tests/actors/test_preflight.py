@@ -25,6 +25,7 @@ from actors.preflight.nodes import (
     refuse_unseen,
     wrong_with,
 )
+from actors.preflight.pair import judge_pair
 from actors.preflight.read_facts import (
     has_ipc_lock,
     import_problem,
@@ -306,6 +307,35 @@ def test_actors_are_handed_absolute_paths(tmp_path: Path, monkeypatch: pytest.Mo
     assert saved == str(tmp_path / "bad")
     for traces, absolute in (("traces", str(tmp_path / "traces")), ("http://127.0.0.1:4318", "http://127.0.0.1:4318")):
         assert with_absolute_paths(with_values(config, {"telemetry.traces": traces})).telemetry.traces == absolute
+
+
+def test_the_figures_of_a_pair_are_found_among_the_lines_of_nccl():
+    figures = '{"reduced_gb_s": 12.5, "leaked_bytes": 0.0}'
+    reduced, shared = judge_pair([0, 0], [f"n1:7:7 NCCL INFO Boot\n{figures}\nNCCL version 2.27\n", ""], ["", ""])
+    assert reduced.worked and "12.5 GB/s" in reduced.message and shared.worked
+
+
+def test_of_a_pair_that_failed_the_cause_is_named_and_not_its_consequence():
+    errors = ["...\nRuntimeError: Connection closed by peer [127.0.0.1]", "...\nHIP error: invalid device pointer"]
+    assert {probe.message for probe in judge_pair([1, 1], ["", ""], errors)} == {"HIP error: invalid device pointer"}
+    assert "Connection closed by peer" in judge_pair([1, 0], ["", ""], errors)[0].message
+    assert judge_pair([-9, 0], ["", ""], ["", ""])[1].message == "a process ended with -9"
+
+
+def test_a_cluster_that_does_not_answer_is_named_and_not_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:1.\nIs it running?")
+
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr(ray, "init", refuse)
+    assert main(["--no-probes", "--run-dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: RAY_ADDRESS: 127.0.0.1:1: ConnectionError: Failed to connect")
+    assert said.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert main(["--no-probes", "--run-dir", "/proc/none"]) == 2
+    assert capsys.readouterr().err.startswith("error: --run-dir: /proc/none: ")
 
 
 @pytest.mark.parametrize("option, name, text", [

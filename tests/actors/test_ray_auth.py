@@ -81,6 +81,13 @@ def test_a_home_without_room_for_the_token_is_refused(home: str, monkeypatch: py
         auth.require_token_auth()
 
 
+def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    monkeypatch.setenv(auth.PATH_VARIABLE, str(tmp_path / "token"))
+    with pytest.raises(ConfigError, match=r"token cannot be read \(UnicodeDecodeError"):
+        auth.require_token_auth()
+
+
 def test_an_empty_token_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(auth.TOKEN_VARIABLE, " ")
     with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN: it is empty"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -141,6 +142,8 @@ def test_a_prometheus_that_ends_is_reported_with_its_last_line(head: "subprocess
 def test_one_that_runs_already_is_reported_at_the_port_that_it_has(
     head: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ):
+    dashboards.CONFIG.parent.mkdir(parents=True)
+    dashboards.CONFIG.write_text(f"files: [{dashboards.discovery_file(psutil.Process(head.pid))}]")
     stands_for_it = ["/bin/sh", "-c", "sleep 60; :", "prometheus", "--web.listen-address=127.0.0.1:9090"]
     with subprocess.Popen(stands_for_it) as running:
         record(cluster.PROMETHEUS, running.pid)
@@ -148,3 +151,14 @@ def test_one_that_runs_already_is_reported_at_the_port_that_it_has(
         running.kill()
     printed = capsys.readouterr().out
     assert "http://127.0.0.1:9090 (scrapes" in printed and "9191" not in printed
+
+
+def test_one_that_scrapes_an_earlier_head_is_ended(head: "subprocess.Popen[bytes]"):
+    dashboards.CONFIG.parent.mkdir(parents=True)
+    dashboards.CONFIG.write_text("files: [/tmp/ray-0/session_of_a_head_that_died/discovery.json]")
+    port = cluster.free_port()
+    with subprocess.Popen(["/bin/sleep", "60"]) as earlier:
+        record(cluster.PROMETHEUS, earlier.pid)
+        with pytest.raises(ConfigError, match="the disk is full"):  # so another was started
+            dashboards.up(port)
+        assert earlier.wait() != 0

@@ -107,6 +107,7 @@ def test_addresses_that_nobody_filled_in_are_refused():
         ({"min_workers": 3}, "min_workers: 3, but 7 worker_ips. Hint: give 7"),
         ({"docker": {"image": "a", "container_name": "r", "head_image": "b"}}, "need the same versions"),
         ({"provider": {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.1"]}}, "10.0.0.1 is named twice"),
+        ({"provider": {"type": "local", "head_ip": "10.0.0.1"}}, "worker_ips"),
     ],
 )
 def test_a_wrong_cluster_file_is_refused_in_one_line(changed: dict[str, Any], message: str, tmp_path: Path):
@@ -252,6 +253,25 @@ def test_the_slurm_script_starts_ray_on_every_node_and_the_recipe_on_the_first(t
     assert words[split + 6 :] == ["recipe", *recipe]
 
 
+@pytest.mark.parametrize(
+    ("getent", "hostname", "address"),
+    [
+        ("echo '127.0.1.1 STREAM node-1'; echo '10.1.0.1 STREAM node-1'", "exit 1", "10.1.0.1:6379"),
+        ("echo '127.0.1.1 STREAM node-1'", "echo '10.1.0.7 172.17.0.1'", "10.1.0.7:6379"),
+        ("exit 2", "echo", ""),
+    ],
+)
+def test_the_slurm_script_takes_an_address_that_other_nodes_can_reach(
+    getent: str, hostname: str, address: str, tmp_path: Path
+):
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    stubs = {"getent": f"#!/bin/bash\n{getent}", "hostname": f"#!/bin/bash\n{hostname}"}
+    called, said = run_slurm(tmp_path, ["recipes/train.py"], stubs)
+    assert [words[words.index("--address") + 1] for words in called] == [address] * bool(address)
+    assert address or "node-1 has no IPv4 address that other nodes can reach" in said
+
+
 def test_the_slurm_script_sets_our_environment_and_takes_slurms_masks_away(tmp_path: Path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
@@ -353,8 +373,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_another_target_than_the_environments_own_is_refused(tmp_path: Path):
-    (tmp_path / ".target").write_text("cpu\n")
-    (tmp_path / ".ready").touch()
+    (tmp_path / ".target").write_text("cpu\n")  # written first: an interrupted set-up continues for its target only
     answer = make("setup", f"VENV={tmp_path}", "TARGET=cuda")
     assert answer.returncode != 0
     assert f"{tmp_path} is set up for cpu: 'make clean' first" in answer.stdout

@@ -48,6 +48,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_scale(tmp_pat
         ("stepz = 3", "--stepz: no such option. Hint: perhaps --steps"),
         ('steps = "many"', "--steps: "),
         ("steps = ", "--config: "),
+        ('[data]\nmix = ["a=1", "--b=2"]', "--config, data.mix: '--b=2' would be read as an option"),
         ("[algorithm]\ncorrection_cap = 3.0\ncorrection = 'icepop'", "--algorithm.correction-cap: has no effect"),
     ],
 )

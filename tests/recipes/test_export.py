@@ -85,6 +85,14 @@ def test_without_scores_the_newest_is_exported_and_a_step_can_be_chosen(run: Pat
     assert "choose 10, 20, 30" in capsys.readouterr().err
 
 
+def test_an_export_of_other_weights_is_not_used_again(run: Path, capsys: pytest.CaptureFixture[str]):
+    to = ["--to", str(run.parent / "mine")]
+    assert main([str(run), "--step", "10", *to]) == 0
+    assert main([str(run), "--step", "10", *to]) == 0
+    assert main([str(run), "--step", "20", *to]) == 2
+    assert "mine has other weights than stage1-step-000020" in capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_and_a_folder_that_is_not_an_export_are_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ):

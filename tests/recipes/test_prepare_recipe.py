@@ -76,6 +76,52 @@ def test_metadata_and_the_functions_that_rows_name_are_kept(suffix: str, tmp_pat
     assert [one.environment for one in problems] == ["", "", "", "", "mine:Game"]
 
 
+SEVEN = "How many of the seven numbers are even and"
+
+
+def test_problems_of_every_evaluation_set_are_dropped_also_of_sets_of_equal_names_and_without_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    gpqa = {"Question": f"{SEVEN} three?"}
+    bfcl = {"id": "simple_0", "function": [], "question": [[{"role": "user", "content": f"{SEVEN} four?"}]]}
+    against = [
+        write(tmp_path / "a" / "test.jsonl", {"question": f"{SEVEN} one?"}),
+        write(tmp_path / "b" / "test.jsonl", {"words": f"{SEVEN} two?", "answer": None}),
+        write(tmp_path / "gpqa.jsonl", gpqa),
+        write(tmp_path / "bfcl.jsonl", bfcl),
+    ]
+    rows = [{"words": f"{SEVEN} {number}?", "answer": "1"} for number in ("one", "two", "three", "four", "five")]
+    options = ["--against-words", "9", "--columns.problem", "words", "--check", "--keep-duplicates"]
+    main([write(tmp_path / "p.jsonl", *rows), *options, "--against", *against])
+    said = capsys.readouterr().out
+    assert [said.count(f"shares 9 words in a row with {name}") for name in (*against[:2], "gpqa", "bfcl")] == [1] * 4
+    assert "1  kept" in said
+
+
+def test_choices_do_not_share_the_words_that_ask_for_a_letter(tmp_path: Path):
+    mine = {"question": "Which?", "choices": ["a", "b"], "answer": 0}
+    theirs = {"question": "Where to?", "choices": ["c", "d"], "answer": 1}
+    against = write(tmp_path / "mmlu.jsonl", theirs)
+    assert len(prepared(tmp_path, write(tmp_path / "p.jsonl", mine), "--against", against)) == 1
+
+
+def test_of_a_folder_counts_and_hidden_files_are_not_read(tmp_path: Path):
+    source = write(tmp_path / "p.jsonl", {"problem": "?", "answer": "1"})
+    (tmp_path / "sets" / ".cache").mkdir(parents=True)
+    (tmp_path / "sets" / ".cache" / "x.json").write_text("{}")
+    assert main([source, "--out", str(tmp_path / "sets" / "train.jsonl")]) == 0
+    assert main([str(tmp_path / "sets"), "--out", str(tmp_path / "again.jsonl")]) == 0
+    assert len(load_problems(tmp_path / "again.jsonl", integer_answers=True)) == 1
+
+
+def test_a_folder_that_refuses_files_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write(tmp_path / "p.jsonl", {"problem": "?", "answer": "1"})
+    assert main([source, "--out", "/proc/x.jsonl"]) == 1
+    assert capsys.readouterr().err.startswith("error: FileNotFoundError: ")
+
+
 def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
     source = write(tmp_path / "p.jsonl", *({"id": name, "problem": name, "answer": "1"} for name in ("a", "b", "c")))
     rows = [{"id": name, "num_correct": solved, "k": 16} for name, solved in (("a", 1), ("b", 2), ("c", 16))]

@@ -55,7 +55,9 @@ def refusal(*arguments: str) -> str:
         (["--rollout.max-response-tokens", "many"], "--rollout.max-response-tokens", "--help"),
         (["--rollout.max-response-tokens", "-5"], "--rollout.max-response-tokens", "at least 1"),
         (["--rollout.max-response-tokens", "4096"], "--rollout.max-response-tokens", "--engine.max-context-tokens"),
-        (["--rollout.temperature", "nan"], "--rollout.temperature", "at least 0"),
+        (["--rollout.temperature", "nan"], "--rollout.temperature", "must be 0 (greedy) or from 0.01 to 2.0"),
+        (["--rollout.temperature", "0.001"], "--rollout.temperature", "must be 0 (greedy) or from 0.01 to 2.0"),
+        (["--detector.still-s", "inf"], "--detector.still-s", "must be finite"),
         (["--optimizer.learning-rate", "inf"], "--optimizer.learning-rate", "finite"),
         (["--algorithm.keep", "99"], "--algorithm.keep", "--algorithm.rollouts-per-prompt"),
         (["--algorithm.correction", "tis"], "--algorithm.correction", "token"),
@@ -408,7 +410,11 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
         (chat, ["--server", "x", "--token", "t"], "--token: no such option"),
         (serve, ["--model", "x", "--token", "t"], "--token: no such option"),
         (watch, ["runs/x", "--token", "t"], "--token: no such option"),
-        (chat, ["--model", "x", "--temperature", "nan"], "--temperature: must be at least 0 (got nan)"),
+        (
+            chat,
+            ["--model", "x", "--temperature", "nan"],
+            "--temperature: must be 0 (greedy) or from 0.01 to 2.0 (got nan)",
+        ),
         (chat, ["--model", "absent/x", "--tools.use", "absent:x"], "--tools.use absent:x: ModuleNotFoundError"),
         (
             serve,

@@ -13,6 +13,13 @@ class Killed(BaseException):
     """What no handler of a fault takes for one."""
 
 
+def test_a_model_given_by_a_relative_path_is_known_by_its_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = model.with_local_model(derived.small_config(scale="tiny", model="base"))
+    assert config.model == str(tmp_path / "base")
+
+
 @pytest.mark.long
 def test_a_model_that_a_killed_run_has_half_written_is_made_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

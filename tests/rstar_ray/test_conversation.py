@@ -76,6 +76,14 @@ def test_other_names_for_roles_calls_and_thoughts_are_known():
     assert one.messages[4]["reasoning_content"] == "hm"
 
 
+def test_the_system_column_of_messages_is_their_first_unless_they_have_one():
+    said = [QUESTION, {"role": "assistant", "content": "x"}]
+    one = conversation({"messages": said, "system": "be nice"}, "row")
+    assert one.messages[0] == {"role": "system", "content": "be nice"}
+    assert conversation({"messages": [*one.messages], "system": "other"}, "row") == one
+    assert len(conversation({"messages": said, "system": " "}, "row").messages) == 2
+
+
 @pytest.mark.parametrize("nothing", ["[]", "null", "", [], None])
 def test_nothing_in_tools_or_tool_calls_is_as_if_they_were_absent(nothing: Any):
     said = {"role": "assistant", "content": "x"}
@@ -118,6 +126,7 @@ def calling(call: Any) -> dict[str, Any]:
         ),
         ({"messages": [{"role": "assistant", "content": 5}]}, r"message 1 \(assistant\) has no text in `content`"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part in `content` that is not text"),
+        ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, r"\(assistant\) has the weight 0.5"),
         ({"messages": [QUESTION], "tools": ["python"]}, "tools holds what is not an object"),
         ({"conversations": [{"from": "nobody", "value": "x"}]}, "message 1 is from 'nobody', who is unknown"),
         ({"conversations": [{"from": "function_call", "value": "{"}]}, "calls with text that is not JSON"),

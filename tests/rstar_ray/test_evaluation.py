@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from rstar_ray.data.order import digest_of_problems
 from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation.evaluator import forget_evaluations
 from rstar_ray.evaluation.figures import bootstrap_interval, evaluate, majority_is_right, pass_at_k
 from rstar_ray.evaluation.results import ResultLog
 from rstar_ray.outcome import Outcome
+from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
 from tests.rstar_ray.fabricate import results_of, summary, write_rows
 
@@ -51,6 +53,19 @@ def test_a_set_whose_rule_is_also_taken_loosely_has_both_scores(tmp_path: Path):
     assert ResultLog(tmp_path / "rows.jsonl", problems).results == written
     plain = evaluate(results_of([problem("a")], rollouts("a", [1, 0])), stage="stage1", step=1)
     assert plain["loose_avg_at_k"] is None and "loose_avg_at_k" not in plain.intervals
+
+
+def test_results_after_a_step_are_removed_and_files_of_the_user_stay(tmp_path: Path):
+    names = [
+        "stage1-step-000010-held-out-ab.jsonl",
+        "stage1-step-hard-ab.jsonl",
+        "stage1-step-000020-held-out-ab.jsonl",
+    ]
+    (tmp_path / "evaluations").mkdir()
+    for name in names:
+        (tmp_path / "evaluations" / name).touch()
+    forget_evaluations(RunDir(tmp_path), "stage1", after_step=10)
+    assert sorted(path.name for path in (tmp_path / "evaluations").iterdir()) == sorted(names[:2])
 
 
 def test_avg_at_k_and_pass_at_k_by_hand():

@@ -47,6 +47,7 @@ async def two_stages(path: Path) -> dict[str, bytes]:
     await trained(path, "stage2", drop_solved=True)
     checkpoints = ("damaged-stage2-step-000001", ".tmp-stage2-step-000002-1f", ".tmp-removed-stage2-step-000001")
     left = (*(f"checkpoints/{name}/a" for name in checkpoints), "journal/stage2-step-000003/a", "plots/step-stage2.png")
+    left += ("export/stage2-step-000001/a",)
     for name in left:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).touch()

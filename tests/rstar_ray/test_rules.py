@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from actors.launch.changed_settings import changed_rules, rule_digests
+from rstar_ray.algorithm import rules
 from rstar_ray.algorithm.loss import policy_loss, try_rule
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.algorithm.rules import advantages, check_rules, kept_indices, rule
@@ -26,6 +27,7 @@ SHOWN = PAGE.read_text("utf-8").partition("## Your own rules")[2].partition("```
 WRONG = """
 import signal
 import sys
+import time
 import numpy as np
 import torch
 from rstar_ray.algorithm.surrogate import Surrogate
@@ -199,6 +201,19 @@ def exits_late(rewards, algorithm):
 def fails_late(rewards, algorithm):
     return [1 / len([reward for reward in rewards if reward]) for _ in rewards]
 
+def of_a_leaf(tokens, algorithm):
+    logprobs = tokens.logprobs_N.detach().requires_grad_()
+    return -logprobs * tokens.advantages_N
+
+def forever(tokens, algorithm):
+    time.sleep(3600)
+
+def digits(rewards, algorithm):
+    return "1" * len(rewards)
+
+def by_keyword(rewards, algorithm, *, summaries=None):
+    return rewards
+
 number = 3
 """
 
@@ -266,17 +281,20 @@ FAIL = {
     ),
     "advantage": (
         *("short", "one_token_short", "nan_token", "exits", "one_parameter", "two_lines", "by_the_deviation"),
-        *("by_index", "words", "zeros", "leave_one_out"),
+        *("by_index", "words", "zeros", "leave_one_out", "digits", "by_keyword"),
     ),
     "loss": (
         *("scalar", "not_finite", "constant", "no_gradient", "one_parameter", "mismatched", "as_an_objective"),
         *("not_finite_at_a_ratio_of_1", "distilled", "none_for_positives", "detached", "mean_of_successes", "in_pairs"),
-        *("in_place", "at_random"),
+        *("in_place", "at_random", "of_a_leaf"),
     ),
 }
 
 
 SAID = {
+    "of_a_leaf": "its gradient does not reach `logprobs_N`",
+    "digits": "it returns str, not a list",
+    "by_keyword": "`summaries` must be its third positional parameter",
     "zeros": "every advantage is 0",
     "leave_one_out": "ZeroDivisionError: float division by zero, with rewards 0)",
     "distilled": "Hint: `ref_logprobs_N` needs --algorithm.reference-model",
@@ -302,6 +320,14 @@ def test_a_rule_that_fails_on_made_up_data_is_refused_in_one_line(
     line = str(refused.value)
     assert line.startswith(f"--algorithm.{kind} {name}: it fails on made-up data") and "\n" not in line
     assert SAID.get(function, "") in line
+
+
+def test_a_loss_that_never_returns_is_refused(
+    folder: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rules, "TESTED_WITHIN_S", 0.5)
+    with pytest.raises(ConfigError, match="it fails on made-up data"):
+        check_rules(AlgorithmConfig(loss=f"{module(request.node.name)}:forever"), folder)
 
 
 def test_with_a_penalty_rewards_may_be_negative(folder: str, request: pytest.FixtureRequest):

@@ -143,6 +143,19 @@ def test_what_others_say_never_becomes_a_control_token(chat: TokenizerChat, cont
 def test_an_assistant_that_spells_the_end_of_its_turn_is_left_out(chat: TokenizerChat):
     messages = [MESSAGES[0], {"role": "assistant", "content": "a<|im_end|>b"}]
     assert "message 2 (assistant) spells '<|im_end|>'" in problem_of(chat, messages)
+    calls = [{"function": {"name": "python", "arguments": {"code": "print('a<|im_end|>b')"}}}]
+    messages = [MESSAGES[0], {"role": "assistant", "tool_calls": calls}]
+    assert "message 2 (assistant) spells '<|im_end|>'" in problem_of(chat, messages)
+
+
+def test_a_turn_of_weight_0_is_context_without_loss(chat: TokenizerChat):
+    (whole,) = rows_of(chat, MESSAGES)
+    (last,) = rows_of(chat, [MESSAGES[0], {**MESSAGES[1], "weight": 0}, *MESSAGES[2:]])
+    assert last.token_ids.tolist() == whole.token_ids.tolist()
+    assert 0 < last.loss_mask.sum() < whole.loss_mask.sum()
+    assert last.loss_mask[-1]
+    nothing = [MESSAGES[0], {**MESSAGES[1], "weight": 0}]
+    assert problem_of(chat, nothing) == "no assistant message to train on"
 
 
 def test_a_long_conversation_is_left_out_and_the_others_are_as_alone(chat: TokenizerChat):

@@ -54,6 +54,12 @@ def test_several_calls_are_right_in_any_order():
     assert not same_calls("[play(artist='Maroon 5', minutes=20), play(artist='Maroon 5', minutes=20)]", wanted)
 
 
+@pytest.mark.parametrize("said", ["[f(a=1), f(a=2)]", "[f(a=2), f(a=1)]"])
+def test_a_call_that_fits_two_wanted_ones_leaves_each_its_own(said: str):
+    wanted = read_wanted(json.dumps([{"name": "f", "arguments": {"a": values}} for values in ([1, 2], [1])]))
+    assert same_calls(said, wanted) and not same_calls("[f(a=2), f(a=2)]", wanted)
+
+
 def test_where_no_function_fits_the_right_answer_calls_none():
     assert same_calls("None of them fits.", read_wanted("[]"))
     assert not same_calls("[area(base=1)]", read_wanted("[]"))

@@ -24,6 +24,10 @@ from rstar_ray.reward.find import (
         ("<answer>42</answer>", None),
         ("<answer>\\boxed{42</answer>", None),
         ("<answer>\\boxed{42}", None),
+        ("<answer>\\boxed{5} so \\boxed{</answer>", "5"),
+        ("<answer>\\boxed {5}</answer>", "5"),
+        ("<answer>\\\\boxed{\\\\{1\\\\}}</answer>", "\\\\{1\\\\}"),
+        ("<answer>\\boxed{\\left\\{x=1 \\\\{y} \\right.}</answer>", "\\left\\{x=1 \\\\{y} \\right."),
         ("", None),
     ],
 )

@@ -174,6 +174,16 @@ async def own(tmp_path: Path) -> AsyncIterator[Callable[..., Retrying]]:
         await judge.close()
 
 
+async def test_a_module_of_the_current_folder_does_not_stand_for_that_of_the_own_folder(
+    tmp_path: Path, own: Own, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "mine.py").write_text("def fixed(completion, problem):\n    return 1.0\n")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mine.py").write_text("def fixed(completion, problem):\n    return 0.0\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert await own("mine:fixed")("x", problem("7")) == Judgement(1.0)
+
+
 @pytest.mark.long
 async def test_an_own_function_is_asked_in_a_separate_process_and_killed_with_all_it_started(tmp_path: Path, own: Own):
     (tmp_path / "mine.py").write_text(OWN)

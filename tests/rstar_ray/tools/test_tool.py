@@ -87,6 +87,14 @@ def test_arguments_that_do_not_fit_are_reported_to_the_model(arguments: dict[str
     assert argument_fault(arguments, {"type": "object", "properties": properties, "required": ["query"]}) == fault
 
 
+def test_an_argument_that_is_nested_too_deeply_for_a_process_boundary_is_reported_to_the_model():
+    deep: list[Any] = []
+    for _ in range(500):
+        deep = [deep]
+    assert argument_fault({"a": deep}, {"type": "object", "properties": {"a": {}}}) == '"a" is nested more than 64 deep'
+    assert argument_fault({"a": [[{"b": [1]}]]}, {"type": "object", "properties": {"a": {}}}) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [

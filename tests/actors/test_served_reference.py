@@ -1,0 +1,155 @@
+"""Log-probs of a reference model that a vLLM server holds, of a pretended server and of a real one."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.cluster.__main__ import free_port
+from actors.learner import served_reference
+from actors.learner.served_reference import ServedReference, refuse_unfit, served_model
+from rstar_ray.algorithm.batch import TokenRow, collate
+from rstar_ray.errors import ConfigError, LearnerError
+from tests import derived
+from tests.actors.policies import draw_rows, micro_batches, save_policy, weighted
+
+ROWS = draw_rows(5)
+
+
+def logprob(token: int, place: int) -> float:
+    return -(token + place / 64) / 8
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers as vLLM does; its first `failures` completions get 503."""
+
+    failures, max_model_len, wrong = 0, 2_049, ""
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "teacher", "max_model_len": self.max_model_len}]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["model"] == "teacher"
+        if self.path == "/tokenize":
+            self._answer({"tokens": list(asked["prompt"].encode())})
+            return
+        assert (self.path, asked["prompt_logprobs"], asked["max_tokens"]) == ("/v1/completions", 0, 1)
+        if type(self).failures:
+            type(self).failures -= 1
+            self._answer({"error": "busy"}, 503)
+        elif self.wrong:
+            self._answer({"error": self.wrong}, 400)
+        else:
+            ids = asked["prompt"]
+            of_prompt = [{str(one): {"logprob": logprob(one, place)}} for place, one in enumerate(ids)]
+            self._answer({"choices": [{"text": "", "prompt_logprobs": [None, *of_prompt[1:]]}]})
+
+    def _answer(self, answer: Any, status: int = 200) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(served_reference, "PAUSE_S", 0.01)
+    monkeypatch.setattr(Server, "failures", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def wanted(rows: list[TokenRow]) -> list[float]:
+    return [
+        logprob(int(row.token_ids[place]), int(place))
+        for row in rows
+        for place in np.flatnonzero(row.loss_mask[1:]) + 1
+    ]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_log_probs_of_sampled_tokens_come_in_the_order_of_a_micro_batch(packed: bool, address: str):
+    parts = [ROWS[:2], [], ROWS[2:]]
+    given = ServedReference(address).ahead(parts)
+    for index, rows in enumerate(parts):
+        found = given(index, collate(rows, packed=packed))
+        assert found.dtype == torch.float32 and found.tolist() == pytest.approx(wanted(list(rows)))
+
+
+def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_ends_the_update(
+    address: str, monkeypatch: pytest.MonkeyPatch
+):
+    reference = ServedReference(address)
+    monkeypatch.setattr(Server, "failures", 3)
+    assert len(reference.ahead([ROWS])(0, collate(ROWS))) == len(wanted(ROWS))
+    monkeypatch.setattr(Server, "wrong", "the prompt is too long")
+    with pytest.raises(LearnerError, match=rf"{address}: .*HTTPError.*the prompt is too long"):
+        reference.ahead([ROWS])(0, collate(ROWS))
+
+
+def test_a_server_that_does_not_fit_is_refused_in_one_line(address: str):
+    refuse_unfit(address, context=2_048, token_ids=lambda text: list(text.encode()))
+    with pytest.raises(ConfigError, match=r"2049 tokens, and rows have up to 4096. Hint: .*--max-model-len 4097"):
+        refuse_unfit(address, context=4_096, token_ids=lambda text: list(text.encode()))
+    with pytest.raises(ConfigError, match=r"teacher at .* has another tokenizer than --model"):
+        refuse_unfit(address, context=2_048, token_ids=lambda text: [1, 2])
+    with pytest.raises(
+        ConfigError, match=r"no model is served at http://127.0.0.1:9 \(URLError.*vllm serve"
+    ) as refused:
+        served_model("http://127.0.0.1:9")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.real
+def test_vllm_gives_the_log_probs_of_a_loaded_reference(tmp_path: Path):
+    """The KL term and an update against a served model and against the same model loaded."""
+    from actors.learner.rank import LearnerRank
+
+    policy, teacher = (save_policy(tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(teacher), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "128", "--enforce-eager"]
+    command += ["--skip-tokenizer-init"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with subprocess.Popen(command, env=environment) as server:
+        try:
+            metrics: list[Any] = []
+            for reference in (_once_it_answers(f"http://127.0.0.1:{port}"), str(teacher)):
+                rank = LearnerRank(derived.learner(zero=0, kl_coefficient=0.1, reference_model=reference), policy)
+                rank.start()
+                metrics.append(rank.train_rl([micro_batches(weighted(ROWS))], 1e-3).metrics)
+                rank.release()
+        finally:
+            server.terminate()
+    served, loaded = metrics
+    assert loaded["kl"] > 0.01
+    assert math.isclose(served["kl"], loaded["kl"], rel_tol=1e-3)
+    assert math.isclose(served["grad_norm"], loaded["grad_norm"], rel_tol=1e-3)
+
+
+def _once_it_answers(address: str, deadline_s: float = 300.0) -> str:
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            assert served_model(address).max_model_len == 128
+            return address
+        except ConfigError:
+            assert time.monotonic() < until
+            time.sleep(1)
