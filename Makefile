@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 TARGET ?= $(or $(shell cat $(VENV)/.target 2>/dev/null),cpu)
 LOCK := requirements-$(TARGET).lock
 ARGS ?=
-# On the command line only: sites set a variable of this name to theirs.
+# Set it on the command line only: some sites define CLUSTER in the environment.
 CLUSTER :=
 DOCS := .venv-docs/bin/mkdocs
 

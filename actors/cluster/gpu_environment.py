@@ -76,8 +76,8 @@ def read_env_file(path: Path) -> EnvFile:
 
 
 def accelerator(devices: Path = Path("/dev")) -> Accelerator:
-    """The kind of GPU of this machine, by its device files. A machine with NVIDIA's may have AMD's driver too, for the
-    graphics of its processor.
+    """The kind of GPU of this machine, by its device files. A machine with NVIDIA GPUs may also have AMD's driver, for
+    integrated graphics.
     """
     if any(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*")):
         return "cuda"

@@ -310,7 +310,7 @@ def _reference(start: Start) -> None:
 
     for config in start.ahead:
         if config.algorithm.served_reference and config.rollout.policy_temperature != 1:
-            problem = f"it is {config.rollout.temperature:g}, and a served reference model's log-probs are those of 1"
+            problem = f"a served reference model needs 1 (got {config.rollout.temperature:g})"
             raise ConfigError("--rollout.temperature", problem, "give 1, or the reference model's folder")
     if start.ahead and (address := start.ahead[0].algorithm.served_reference):
         context = max(config.engine.max_context_tokens for config in start.ahead)

@@ -131,6 +131,8 @@ class LearnerRank:
     def release(self) -> None:
         """Release the model and the optimizer; the rank cannot be used after it."""
         self.engine.destroy()
+        if isinstance(self.reference, ServedReference):
+            self.reference.close()
         del self.engine, self.policy, self.optimizer, self.state, self.reference, self._steps
 
     def close(self) -> None:

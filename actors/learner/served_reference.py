@@ -4,6 +4,7 @@ A row's tokens are sent as the prompt of a completion; the server answers with t
 those of temperature 1, and differ from a loaded model's about as much as an engine's do from the learner's.
 """
 
+import http.client
 import json
 import time
 import urllib.error
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,20 +27,20 @@ REQUESTS_AT_ONCE = 32
 ANSWER_S = 600.0
 """Longest wait for one answer, in the server's queue too."""
 RETRY_S = 300.0
-"""How long a server that cannot be reached, or is overloaded, is asked again: it may be restarting."""
+"""How long requests to a server that cannot be reached, or is overloaded, are retried: it may be restarting."""
 PAUSE_S = 2.0
 PROBE = "def f(n):\n    return 3 * n + 12  # naïve, 数学, <|im_end|>"
 """Text on which two tokenizers are compared."""
 
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is a neighbour
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy: the server is on the local network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What a server says of its model."""
+    """A model as its server reports it."""
 
     name: str
-    max_model_len: int  # longest prompt and answer [tokens]; 0 if it does not say
+    max_model_len: int  # longest prompt and answer [tokens]; 0 if it is not reported
 
 
 def served_model(address: str) -> ServedModel:
@@ -46,7 +48,7 @@ def served_model(address: str) -> ServedModel:
     try:
         first = _answer(f"{address}/v1/models", None)["data"][0]
         return ServedModel(name=str(first["id"]), max_model_len=int(first.get("max_model_len") or 0))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as failed:
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as failed:
         hint = "start it with `vllm serve MODEL`, and give its address, such as http://127.0.0.1:8000"
         raise ConfigError(OPTION, f"no model is served at {address} ({_said(failed)})", hint) from failed
 
@@ -65,7 +67,7 @@ def refuse_unfit(address: str, *, context: int, token_ids: Callable[[str], Seque
     try:
         asked = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
         theirs = _answer(f"{address}/tokenize", asked)["tokens"]
-    except (OSError, ValueError, LookupError, TypeError) as failed:
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as failed:
         raise ConfigError(
             OPTION, f"{address} does not answer as vLLM does ({_said(failed)})", "serve it by vLLM"
         ) from failed
@@ -92,7 +94,20 @@ class ServedReference:
             [self._threads.submit(self._logprobs, row) for row in rows if len(row.token_ids) > 1]
             for rows in micro_batches
         ]
-        return lambda index, batch: _joined(asked[index], batch)
+
+        def of(index: int, batch: MicroBatch) -> Any:
+            try:
+                return _joined(asked[index], batch)
+            except BaseException:  # the update ends
+                for one in chain.from_iterable(asked):
+                    one.cancel()
+                raise
+
+        return of
+
+    def close(self) -> None:
+        """Cancel requests that have not been sent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _logprobs(self, row: TokenRow) -> NDArray[np.float32]:
         """[number of the row's sampled tokens]"""
@@ -103,19 +118,19 @@ class ServedReference:
             of_prompt: list[Mapping[str, Any] | None] = answer["choices"][0]["prompt_logprobs"]
             if len(of_prompt) != len(ids):
                 raise LookupError(f"{len(of_prompt)} log-probs for {len(ids)} tokens")
-            found = [(of_prompt[place] or {})[str(ids[place])]["logprob"] for place in np.flatnonzero(row.loss_mask)]
+            places = np.flatnonzero(row.loss_mask[1:]) + 1  # nothing predicts the first token
+            found = [(of_prompt[place] or {})[str(ids[place])]["logprob"] for place in places]
         except (LookupError, TypeError) as failed:
             raise LearnerError(f"{OPTION} {self._address}: {row.name}: no log-probs ({_said(failed)})") from failed
-        if row.loss_mask[0]:  # nothing predicts the first token
-            found = found[1:]
         return np.asarray(found, np.float32)
 
     def _retried(self, asked: Mapping[str, Any], name: str) -> Any:
-        until = time.monotonic() + RETRY_S
+        until = 0.0  # set at the first failure
         while True:
             try:
                 return _answer(f"{self._address}/v1/completions", asked)
-            except (OSError, ValueError) as failed:
+            except (OSError, http.client.HTTPException, ValueError) as failed:
+                until = until or time.monotonic() + RETRY_S
                 refused = isinstance(failed, urllib.error.HTTPError) and failed.code < 500 and failed.code != 429
                 if refused or time.monotonic() > until:
                     raise LearnerError(f"{OPTION} {self._address}: {name}: {_said(failed)}") from failed

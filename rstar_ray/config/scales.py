@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,9 @@ def local_resources(devices: Path = Path("/dev")) -> dict[str, float]:
     nvidia = len([path for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     amd = len(list((devices / "dri").glob("renderD*"))) if (devices / "kfd").exists() else 0
     mask = os.environ.get("CUDA_VISIBLE_DEVICES" if nvidia else "HIP_VISIBLE_DEVICES")
-    visible = sum(name not in ("", "NoDevFiles") for name in mask.split(",")) if mask is not None else nvidia or amd
-    return {"GPU": float(min(nvidia or amd, visible))}
+    names = mask.split(",") if mask is not None else ["0"] * (nvidia or amd)
+    visible = takewhile(lambda name: name not in ("", "NoDevFiles") and not name.startswith("-"), names)
+    return {"GPU": float(min(nvidia or amd, len(list(visible))))}
 
 
 def made_for(environment: Path) -> str:
@@ -164,7 +166,8 @@ def check_gpu_here(config: RunConfig) -> None:
     if needs_gpu and not os.environ.get("RAY_ADDRESS") and not local_resources()["GPU"]:
         raise ConfigError(
             "--scale",
-            f"{config.scale} needs a GPU, and this machine has none"
-            + " that its environment for CPUs can use" * (made_for(Path(sys.prefix)) == "cpu"),
-            "choose --scale tiny, set RAY_ADDRESS to a cluster with GPUs, or make clean and setup TARGET=cuda (rocm)",
+            f"{config.scale} needs a GPU, and this machine has none that is visible"
+            + " in an environment for CPUs" * (made_for(Path(sys.prefix)) == "cpu"),
+            "choose --scale tiny, set RAY_ADDRESS to a cluster with GPUs, or run `make clean`, then `make setup "
+            "TARGET=cuda` (or rocm)",
         )

@@ -98,7 +98,7 @@ def problem_column(row: Any, wanted: str, *, where: str) -> str:
 
 
 def question_text(row: Any, column: str, *, where: str) -> str:
-    """What a row asks: a text, the last user message of messages, or all user messages of turns of messages (BFCL)."""
+    """The question of a row: a text, the last user message of messages, or the user messages of all turns (BFCL)."""
     value = _value(_fields(row, where), column)
     turns = cast(list[Any], value) if isinstance(value, list) else []
     if turns and all(isinstance(turn, list) for turn in turns):

@@ -97,7 +97,8 @@ def _sharegpt_message(turn: Any, position: int) -> Any:
             calls = json.loads(calls)
         except (ValueError, RecursionError) as error:
             raise RowError(f"message {position + 1} calls with text that is not JSON") from error
-    return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": "assistant", "tool_calls": calls, "weight": turn.get("weight")}
 
 
 _GLAIVE_TURN = re.compile(r"(?:\A|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")

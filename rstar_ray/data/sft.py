@@ -187,7 +187,7 @@ class _Renderer:
         return f"{inner.strip()}\n{thought.closes}\n\n{said.lstrip()}"
 
     def _refuse_spelled_end(self, message: Mapping[str, Any], number: int) -> None:
-        calls = json.dumps(message.get("tool_calls", []), ensure_ascii=False)
+        calls = json.dumps(message.get("tool_calls", []), ensure_ascii=False, default=str)
         said = f"{message.get('content', '')}{message.get('reasoning_content', '')}{calls}"
         for _, stop in self._profile.stop_tokens:
             if stop in said:

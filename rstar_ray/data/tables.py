@@ -30,7 +30,7 @@ def read_table(path: Path | str) -> Iterator[tuple[int, Any]]:
 
 
 def readable(path: Path, reader: Callable[[Path], Iterator[tuple[int, Any]]]) -> Iterator[tuple[int, Any]]:
-    """What the reader yields; raises `ConfigError` where the file cannot be read."""
+    """The rows of the reader; raises `ConfigError` where the file cannot be read."""
     try:
         yield from reader(path)
     except OSError as refused:

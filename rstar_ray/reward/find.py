@@ -12,7 +12,7 @@ _FENCE = "```"
 _FENCE_HEAD = re.compile(r"[ \t]*+[\w+#-]*+[ \t]*+\n")
 _BOX = r"\\boxed\s*\{"
 _BRACES = re.compile(rf"(?P<box>{_BOX})|\\\\(?!boxed)|\\[{{}}]|(?P<opens>\{{)|(?P<closes>\}})")
-"""Boxes and braces; a brace behind one backslash is a sign of the text, behind two it follows a line break."""
+"""Boxes and braces. An escaped brace is literal text; after two backslashes (a line break) it is a group."""
 _INTEGER = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+|[+-]?\d+")
 
 
@@ -76,7 +76,7 @@ def boxed_answer(completion: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last closed `\boxed{}`, of nested ones the inner; None without one."""
+    r"""The content of the last closed `\boxed{}`, the innermost of nested boxes; None without one."""
     opened: list[int] = []  # where the content of each open box begins; 0 for another brace
     begin = end = 0
     for found in _BRACES.finditer(text):

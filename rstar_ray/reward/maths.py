@@ -16,7 +16,7 @@ _LITERALS = re.findall(
     r"(\S+)→(\S*)",
     r"−→- –→- ×→\times ·→\cdot π→\pi ∞→\infty ≤→\le ≥→\ge ≠→\ne ±→\pm °→^\circ √→\sqrt ∪→\cup ²→^2 ³→^3 ~→ **→^ <=→\le "
     r">=→\ge \leqslant→\le \geqslant→\ge \leq→\le \geq→\ge \neq→\ne \lbrace→\{ \rbrace→\} \langle→( \rangle→) "
-    r"\varnothing→\emptyset \lvert→| \rvert→|",
+    r"\varnothing→\emptyset \lvert→| \rvert→| α→\alpha β→\beta γ→\gamma θ→\theta λ→\lambda φ→\phi",
 )
 _SPELLINGS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boldsymbol|(?:math)?bf|fbox|boxed|underline|!)(?![a-zA-Z])\s?", ""),
@@ -46,7 +46,7 @@ _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LISTED = re.compile(r"[(\[][^()\[\]]*,|\\\{")
 _UNIT = re.compile(
     r"(?<=[\d})\]i])(?: ?(?:\\?%|\^ ?\{? ?\\circ ?\}? ?(?:\\text ?\{ ?[CF] ?\}|[CF])?|_ ?\{? ?\d+ ?\}?|[€£]|\\\$|USD"
-    r"|\\text ?\{[^{}\d,]*\}(?: ?/ ?\\text ?\{[^{}\d,]*\})?"
+    r"|\\text ?\{[^{}\d,]*,? ?\}(?: ?/ ?\\text ?\{[^{}\d,]*\})?"
     r"|(?:[ckm]?m|k?g|ft|in|mph|ml|pct|rad|deg|sec|hrs?)(?<!p[a-z]))| \(?[a-z]{3,20}\)?)"
     r"(?: ?\^ ?\{?[23]\}?)?$"
 )
@@ -96,7 +96,7 @@ def decide(answer: str, truth: str) -> bool | Pair:
     if _BRACED.sub("", theirs).count("=") > 1 and "," not in theirs:  # a chain of equations ends with the value
         ours, theirs = (text.rpartition("=")[2].strip() for text in (ours, theirs))
     (name, ours), (true_name, theirs) = _split_name(ours), _split_name(theirs)
-    tuples = ("," in name) == ("," in true_name)  # `(x,y) = (1,2)` may be said of a point that the truth calls P
+    tuples = ("," in name) == ("," in true_name)  # `(x,y) = (1,2)` may describe a point that the truth calls P
     if tuples and name and true_name and name != true_name and {name, true_name} != {"y", "f"}:
         return False
     if _dense(ours) == _dense(theirs):
@@ -108,7 +108,7 @@ def decide(answer: str, truth: str) -> bool | Pair:
     if len({name[0] for name in names}) > 1 and not true_names and "(" not in theirs:
         return False
     if bool(names) != bool(true_names) and len({name[0] for name in names | true_names}) > 1:
-        ours, theirs = _by_name(ours), _by_name(theirs)
+        ours, theirs = _by_name(ours, true_name), _by_name(theirs, name)
         if _dense(ours) == _dense(theirs):
             return True
     if names != true_names and len({name[0] for name in names | true_names}) == 1:
@@ -117,34 +117,43 @@ def decide(answer: str, truth: str) -> bool | Pair:
 
 
 def _stands_for(decimal: str, value: Fraction) -> bool:
-    """Whether six or more places of a decimal are those of a number that no decimal writes out, such as 1/3."""
+    """Whether six or more places of a decimal are those of a fraction without a finite decimal expansion."""
     rest = value.denominator
     for factor in (2, 5):
         while rest % factor == 0:
             rest //= factor
-    if rest == 1 or not re.fullmatch(r"[+-]? ?\d*\.\d{6,}", decimal.replace(",", "")):
+    written = _NUMBER.fullmatch(_bare(decimal))
+    if rest == 1 or written is None or "." not in (written["decimal"] or ""):
         return False
+    places = len(written["decimal"].partition(".")[2]) - int(written["power"] or 0)
     given = number(decimal)
-    return given is not None and abs(given - value) <= min(Fraction(1, 2 * 10**6), abs(value) / 10**5)
+    if places < 6 or not given:
+        return False
+    return round(given, 6) == round(value, 6) and abs(given - value) < Fraction(1, 10**places)
 
 
-def _by_name(text: str) -> str:
-    """`y = 2, x = 1` as the tuple (1,2), in the order of the names; a bare list of values as a tuple."""
+def _by_name(text: str, order: str) -> str:
+    """`y = 2, x = 1` as the tuple (1,2): coordinates by name, other names in the order of a tuple of names such as
+    `n,k`, or as they are written. A bare list of values becomes a tuple.
+    """
     found = list(_MEMBER_NAME.finditer(text))
     if not found:
         return text if text.startswith(("(", "[", "{", "\\{")) else f"({text})"
     ends = [later.start() for later in found[1:]] + [len(text)]
-    values = {one[0]: text[one.end() : end].strip(" ,;") for one, end in zip(found, ends, strict=True)}
+    values = {one[0].strip(" ="): text[one.end() : end].strip(" ,;") for one, end in zip(found, ends, strict=True)}
     if len(values) < len(found) or any("," in value for value in values.values()):  # several values of one name
         return text
-    return f"({','.join(values[name] for name in sorted(values, key=str.strip))})"
+    names = list(values)
+    if set(names) == set(order.split(",")):
+        names = order.split(",")
+    elif set(names) <= set("xyz"):
+        names.sort()
+    return f"({','.join(values[name] for name in names)})"
 
 
 def number(text: str) -> Fraction | None:
     r"""The number that a text writes out (`1,234`, `-\frac{3}{4}`, `1 1/2`, `0.1\overline{6}`, `2\times 10^5`)."""
-    text = _FRACTION.sub(r" \1/\2", text).strip()
-    text = re.sub(r"^([+-]?) ?(?:\(|\\\{)([^(){},]*[^(){},\\])(?:\)|\\\})$", r"\1\2", text)
-    if (found := _NUMBER.fullmatch(text.strip())) is None:
+    if (found := _NUMBER.fullmatch(_bare(text))) is None:
         return None
     parts = {name: re.sub("[, ]", "", part) for name, part in found.groupdict().items() if part}
     over, under, mixed = (int(parts.get(name, default)) for name, default in (("over", 0), ("under", 1), ("mixed", 0)))
@@ -154,6 +163,12 @@ def number(text: str) -> Fraction | None:
     if repeated := parts.get("repeated"):
         value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(parts["decimal"].partition(".")[2]))
     return -value if parts.get("sign") == "-" else value
+
+
+def _bare(text: str) -> str:
+    """Without one pair of brackets, and fractions with a slash."""
+    text = _FRACTION.sub(r" \1/\2", text).strip()
+    return re.sub(r"^([+-]?) ?(?:\(|\\\{)([^(){},]*[^(){},\\])(?:\)|\\\})$", r"\1\2", text).strip()
 
 
 def _work(text: str) -> list[int]:
@@ -211,7 +226,7 @@ def _split_name(text: str) -> tuple[str, str]:
     bad = re.search(r"[<>+*/^!,;\d-]|\\sqrt", core) or (name and not re.search("[a-zA-Z]", core))
     if end is None or bad or "=" in _BRACED.sub("", text[end.end() :]) or name.count("{") != name.count("}"):
         return "", text
-    if name[:1] == "(":
+    if re.fullmatch(r"\([^()]*,[^()]*\)", name):
         return name.strip("() ").replace(" ", ""), text[end.end() :].strip()
     name = re.sub(r"\([^()]*\)|\\text ?\{[^{}]*\}|\\[a-z]+|[^a-zA-Z'_\d]", "", name)
     return ("" if re.search("[a-z]{3}", name) else name), text[end.end() :].strip()

@@ -71,7 +71,7 @@ def same_calls(completion: str, wanted: Sequence[Wanted]) -> bool:
 
 
 def _matched(one: int, fitting: Sequence[Sequence[int]], taken: dict[int, int], tried: set[int]) -> bool:
-    """Give a wanted call a written one, where others can take another (an augmenting path of a bipartite matching)."""
+    """Match a wanted call to a written one, and reassign earlier matches if needed (an augmenting path)."""
     for place in fitting[one]:
         if place not in tried:
             tried.add(place)

@@ -66,7 +66,8 @@ def test_the_kind_of_gpu_is_read_off_its_device_files(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("made", "mask", "gpus"), [("", None, 3), ("cuda", "0,2", 2), ("", "", 0), ("", "GPU-a", 1), ("cpu", None, 0)]
+    ("made", "mask", "gpus"),
+    [("", None, 3), ("cuda", "0,2", 2), ("", "", 0), ("", "GPU-a", 1), ("", "-1", 0), ("cpu", None, 0)],
 )
 def test_a_run_has_the_gpus_that_are_visible_unless_its_environment_is_for_cpus(
     made: str, mask: str | None, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,11 @@ def wanted(rows: list[TokenRow]) -> list[float]:
     ]
 
 
+def test_the_first_token_of_a_row_has_no_log_prob(address: str):
+    row = TokenRow("r", np.array([5, 6, 7], np.int32), np.ones(3, np.bool_))
+    assert ServedReference(address).ahead([[row]])(0, collate([row])).tolist() == pytest.approx(wanted([row]))
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_log_probs_of_sampled_tokens_come_in_the_order_of_a_micro_batch(packed: bool, address: str):
     parts = [ROWS[:2], [], ROWS[2:]]
@@ -110,11 +115,10 @@ def test_a_server_that_does_not_fit_is_refused_in_one_line(address: str):
         refuse_unfit(address, context=4_096, token_ids=lambda text: list(text.encode()))
     with pytest.raises(ConfigError, match=r"teacher at .* has another tokenizer than --model"):
         refuse_unfit(address, context=2_048, token_ids=lambda text: [1, 2])
-    with pytest.raises(
-        ConfigError, match=r"no model is served at http://127.0.0.1:9 \(URLError.*vllm serve"
-    ) as refused:
-        served_model("http://127.0.0.1:9")
-    assert "\n" not in str(refused.value)
+    for wrong in ("http://127.0.0.1:9", "http://127.0.0.1:port"):
+        with pytest.raises(ConfigError, match=f"no model is served at {wrong} .*vllm serve") as refused:
+            served_model(wrong)
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.real

@@ -76,6 +76,13 @@ def test_other_names_for_roles_calls_and_thoughts_are_known():
     assert one.messages[4]["reasoning_content"] == "hm"
 
 
+def test_a_weight_is_kept_of_turns_in_either_form():
+    call = {"from": "function_call", "value": '{"name": "f", "arguments": {}}', "weight": 0}
+    said = {"from": "gpt", "value": "x", "weight": 1}
+    messages = conversation({"conversations": [{"from": "human", "value": "?"}, call, said]}, "row").messages
+    assert [message.get("weight") for message in messages] == [None, 0, 1]
+
+
 def test_the_system_column_of_messages_is_their_first_unless_they_have_one():
     said = [QUESTION, {"role": "assistant", "content": "x"}]
     one = conversation({"messages": said, "system": "be nice"}, "row")
