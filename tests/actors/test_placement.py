@@ -76,7 +76,7 @@ def test_a_bundle_larger_than_any_node_is_refused():
     layout = plan_layout(config("gpu", engine__tensor_parallel=8, engine__gpus_per_replica=8, learner__gpus_per_rank=1))
     refused = refusal(layout, [MI300X_NODE] * 2)
     assert refused.field == "--engine.gpus-per-replica"
-    assert "need 9 GPU and 4 CPU on one node, the largest has 8 GPU and 96 CPU" in refused.problem
+    assert "need 9 GPU and 3.5 CPU on one node, the largest has 8 GPU and 96 CPU" in refused.problem
     refused = refusal(plan_layout(config("gpu", engine__cpus_per_replica=100)), [MI300X_NODE] * 2)
     assert refused.field == "--engine.cpus-per-replica"
 

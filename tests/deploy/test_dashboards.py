@@ -161,4 +161,4 @@ def test_one_that_scrapes_an_earlier_head_is_ended(head: "subprocess.Popen[bytes
         record(cluster.PROMETHEUS, earlier.pid)
         with pytest.raises(ConfigError, match="the disk is full"):  # so another was started
             dashboards.up(port)
-        assert earlier.wait() != 0
+        assert not psutil.pid_exists(earlier.pid)

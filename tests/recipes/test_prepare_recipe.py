@@ -93,10 +93,10 @@ def test_problems_of_every_evaluation_set_are_dropped_also_of_sets_of_equal_name
         write(tmp_path / "bfcl.jsonl", bfcl),
     ]
     rows = [{"words": f"{SEVEN} {number}?", "answer": "1"} for number in ("one", "two", "three", "four", "five")]
-    options = ["--against-words", "9", "--columns.problem", "words", "--check", "--keep-duplicates"]
+    options = ["--against-words", "10", "--columns.problem", "words", "--check", "--keep-duplicates"]
     main([write(tmp_path / "p.jsonl", *rows), *options, "--against", *against])
     said = capsys.readouterr().out
-    assert [said.count(f"shares 9 words in a row with {name}") for name in (*against[:2], "gpqa", "bfcl")] == [1] * 4
+    assert [said.count(f"shares 10 words in a row with {name}") for name in (*against[:2], "gpqa", "bfcl")] == [1] * 4
     assert "1  kept" in said
 
 
