@@ -237,7 +237,7 @@ def test_what_was_seen_of_every_token_is_kept_by_row_until_the_next_update(start
 
 
 def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, folder: Path):
-    rank = start(kl_coefficient=0.1, reference_model=folder)
+    rank = start(kl_coefficient=0.1, reference_model=str(folder))
     first = update(rank)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert (update(rank).metrics["kl"] or 0) > 0
