@@ -1,6 +1,6 @@
 """On-policy distillation: the policy samples, and a larger model of the same vocabulary teaches token by token.
 
-vllm serve TEACHER --port 8100 --max-model-len 32769
+python -m vllm.entrypoints.openai.api_server --model TEACHER --host 127.0.0.1 --port 8100 --max-model-len 32769
 python recipes/stage1.py --model STUDENT --algorithm.reference-model http://127.0.0.1:8100 --own-folder examples \\
     --algorithm.loss distillation:reverse_kl --algorithm.resample none --algorithm.no-reject-equal-reward
 

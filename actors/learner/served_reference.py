@@ -1,4 +1,4 @@
-"""Log-probs of a reference model that a vLLM server holds (`vllm serve MODEL`), instead of each learner rank.
+"""Log-probs of a reference model that a vLLM server holds, instead of each learner rank.
 
 A row's tokens are sent as the prompt of a completion; the server answers with the log-probs of the prompt. They are
 those of temperature 1, and differ from a loaded model's about as much as an engine's do from the learner's.
@@ -49,7 +49,7 @@ def served_model(address: str) -> ServedModel:
         first = _answer(f"{address}/v1/models", None)["data"][0]
         return ServedModel(name=str(first["id"]), max_model_len=int(first.get("max_model_len") or 0))
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as failed:
-        hint = "start it with `vllm serve MODEL`, and give its address, such as http://127.0.0.1:8000"
+        hint = "start it (examples/distillation.py has the command), and give its address, such as http://127.0.0.1:8000"
         raise ConfigError(OPTION, f"no model is served at {address} ({_said(failed)})", hint) from failed
 
 

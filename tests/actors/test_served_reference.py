@@ -116,7 +116,7 @@ def test_a_server_that_does_not_fit_is_refused_in_one_line(address: str):
     with pytest.raises(ConfigError, match=r"teacher at .* has another tokenizer than --model"):
         refuse_unfit(address, context=2_048, token_ids=lambda text: [1, 2])
     for wrong in ("http://127.0.0.1:9", "http://127.0.0.1:port"):
-        with pytest.raises(ConfigError, match=f"no model is served at {wrong} .*vllm serve") as refused:
+        with pytest.raises(ConfigError, match=f"no model is served at {wrong} .*examples/distillation.py") as refused:
             served_model(wrong)
         assert "\n" not in str(refused.value)
 
