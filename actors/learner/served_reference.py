@@ -49,7 +49,9 @@ def served_model(address: str) -> ServedModel:
         first = _answer(f"{address}/v1/models", None)["data"][0]
         return ServedModel(name=str(first["id"]), max_model_len=int(first.get("max_model_len") or 0))
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as failed:
-        hint = "start it (examples/distillation.py has the command), and give its address, such as http://127.0.0.1:8000"
+        hint = (
+            "start it (examples/distillation.py has the command), and give its address, such as http://127.0.0.1:8000"
+        )
         raise ConfigError(OPTION, f"no model is served at {address} ({_said(failed)})", hint) from failed
 
 
