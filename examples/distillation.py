@@ -8,9 +8,10 @@ The loss is the policy gradient of the reverse KL divergence, KL(policy || teach
 and GKD (arXiv:2306.13649) with on-policy data. Rewards are only measured. The teacher must have the policy's tokenizer:
 a run with another one is refused.
 
-The teacher is served by a vLLM of its own, which gives the log-probs of the rows that are trained on; it needs room for
-one token more than --engine.max-context-tokens. A small teacher may be a folder instead, --algorithm.reference-model
-TEACHER: then each rank of the learner holds all of it.
+A separate vLLM server holds the teacher and gives the log-probs of the rows that are trained on. It needs room for one
+token more than --engine.max-context-tokens, and memory for float32 logits of a whole prefill step: if that is short,
+start it with a lower --max-num-batched-tokens. A small teacher may be a folder instead, --algorithm.reference-model
+TEACHER: then each learner rank loads the whole model.
 """
 
 import torch

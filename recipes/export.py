@@ -9,6 +9,7 @@ would be uploaded are printed. The card's licence is a placeholder: edit README.
 folder with these weights that is there already is used as it is.
 """
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ from rstar_ray.errors import ConfigError, one_line
 from rstar_ray.evaluation.evaluator import best_checkpoint
 from rstar_ray.report.model_card import model_card
 from rstar_ray.report.run_record import read_run
-from rstar_ray.run_dir.durable import write_text
+from rstar_ray.run_dir.durable import read_json, write_text
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
-from rstar_ray.run_dir.manifest import checksum, damage
+from rstar_ray.run_dir.manifest import MANIFEST, checksum, damage
 from rstar_ray.stages import STAGES
 
 
@@ -95,13 +96,10 @@ def export(options: ExportOptions) -> Path:
 
 
 def _holds_weights_of(folder: Path, checkpoint: Checkpoint) -> bool:
-    weights = [path for path in (checkpoint.path / "model").iterdir() if path.suffix == ".safetensors"]
-    copies = [folder / path.name for path in weights]
-    return all(path.is_file() for path in copies) and all(map(_same_content, weights, copies))
-
-
-def _same_content(one: Path, other: Path) -> bool:
-    return one.stat().st_size == other.stat().st_size and checksum(one) == checksum(other)
+    listed = read_json(checkpoint.path / MANIFEST)["files"]
+    weights = {name: entry for name, entry in listed.items() if re.fullmatch(r"model/.*\.safetensors", name)}
+    copies = {folder / name.removeprefix("model/"): entry["sha256"] for name, entry in weights.items()}
+    return all(path.is_file() and checksum(path) == sha256 for path, sha256 in copies.items())
 
 
 def upload(folder: Path, repository: str, *, public: bool) -> None:

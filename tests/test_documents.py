@@ -1,6 +1,7 @@
 """Documents name files, targets and options that exist."""
 
 import ast
+import asyncio
 import json
 import os
 import re
@@ -179,7 +180,7 @@ async def test_the_code_of_readme_does_what_it_says(tmp_path: Path):
     shown = (REPOSITORY / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     (tmp_path / "readme_code.py").write_text(shown)
     folder = str(tmp_path)
-    check_rules(AlgorithmConfig(loss="readme_code:reinforce"), folder)
+    await asyncio.to_thread(check_rules, AlgorithmConfig(loss="readme_code:reinforce"), folder)
     assert [spec.name for spec in tool_specs(["readme_code:lookup_tool"], folder)] == ["lookup"]
     check_function("readme_code:solve", 2, folder, option="--agent.run")
     mine = import_module("readme_code")  # by now in sys.path

@@ -9,13 +9,11 @@ sampled tokens; a third positional parameter that has no default or is named `su
 A run gives `TrajectorySummary`s as candidates. A rule is a pure function: equal arguments, equal results.
 """
 
+import asyncio
 import importlib
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial, wraps
@@ -29,6 +27,7 @@ from rstar_ray.algorithm.advantage import ADVANTAGES, Advantage
 from rstar_ray.algorithm.resample import RESAMPLING
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.config.own_code import is_entry, is_missing, takes_third
+from rstar_ray.deadline import in_thread
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, one_line
 from rstar_ray.trajectory import StopReason, TrajectorySummary
 
@@ -159,31 +158,13 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str, kinds: Sequence[Kin
             if device is not None:  # the current GPU is set for this thread only
                 _try(kind, algorithm, own_folder, device)
             else:
-                _in_thread(partial(_try, kind, algorithm, own_folder))
+                test = partial(_try, kind, algorithm, own_folder)
+                asyncio.run(in_thread(test, TESTED_WITHIN_S, waiter="the test", owner=name, reason="made-up data"))
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
             problem = f"it fails on made-up data ({_said(failed, kind, algorithm)})"
             late = isinstance(failed, DeadlineExceeded)
             hint = "a rule must return" if late else _advice(kind, algorithm, own_folder, device or "cpu")
             raise ConfigError(f"--algorithm.{kind} {name}", problem, hint) from failed
-
-
-def _in_thread(test: Callable[[], None]) -> None:
-    """Raises what the test raises, and `DeadlineExceeded` if it takes longer than `TESTED_WITHIN_S`."""
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(test())
-        except BaseException as failed:
-            done.set_exception(failed)
-
-    threading.Thread(target=run, daemon=True).start()  # the end of the process does not wait for it
-    try:
-        done.result(TESTED_WITHIN_S)
-    except FutureTimeout:
-        if done.done():  # the rule's own
-            raise
-        raise DeadlineExceeded("the test", "the rule", "made-up data", TESTED_WITHIN_S) from None
 
 
 def _try(kind: Kind, algorithm: AlgorithmConfig, own_folder: str, device: Any = "cpu") -> None:
