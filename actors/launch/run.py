@@ -82,7 +82,8 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
 
 
 def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
-    return RunDir.open(path, config.stage, asdict(config), may_differ={*may_change(config), *idle(config)})
+    moved = {"algorithm.reference_model"} if config.algorithm.served_reference else set[str]()  # to another address
+    return RunDir.open(path, config.stage, asdict(config), may_differ={*may_change(config), *idle(config), *moved})
 
 
 def _claim(start: Start) -> None:

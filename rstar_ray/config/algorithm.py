@@ -114,8 +114,9 @@ class AlgorithmConfig:
     metrics.jsonl). The paper has no KL term"""
     reference_model: Annotated[str, READ_BY_THE_LOSS] = ""
     """reference policy of the KL term: a Hugging Face folder, which each learner rank loads whole, or the address of a
-    vLLM server, such as http://127.0.0.1:8000; required where --algorithm.kl-coefficient is above 0. Your own loss
-    receives its log-probs as `ref_logprobs_N`, also without a KL term"""
+    vLLM server, such as http://127.0.0.1:8000, which a resumed run may change; required where
+    --algorithm.kl-coefficient is above 0. Your own loss receives its log-probs as `ref_logprobs_N`, also without a KL
+    term"""
     correction: Correction = "auto"
     """off-policy correction: the engine's kernels differ from the learner's, and with --staleness its weights are
     older. sampler: the sampler is the old policy of the loss (Eq. 6 as written);

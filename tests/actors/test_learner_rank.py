@@ -16,6 +16,7 @@ from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.errors import ConfigError
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy, weighted
+from tests.actors.pretended_teacher import serving, wanted
 from tests.actors.unpacked import unpack
 
 pytestmark = pytest.mark.real
@@ -241,6 +242,16 @@ def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, f
     first = update(rank)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert (update(rank).metrics["kl"] or 0) > 0
+
+
+def test_the_kl_term_to_a_served_reference_is_that_of_its_log_probs(start: Start):
+    batches = micro_batches(weighted(ROWS))
+    with serving() as address:
+        rank = start(kl_coefficient=0.1, reference_model=address)
+        own = np.concatenate([logprobs.numpy() for logprobs in rank.logprobs(batches)]).astype(np.float64)
+        kl = rank.train_rl([batches], 0.0).metrics["kl"]
+    log_ratio = np.array(wanted([row for rows in batches for row in rows])) - own
+    assert kl == pytest.approx(np.mean(np.exp(log_ratio) - log_ratio - 1), rel=1e-4)
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(start: Start):

@@ -1,15 +1,11 @@
 """Log-probs of a reference model that a vLLM server holds, of a pretended server and of a real one."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,65 +17,17 @@ from actors.learner.served_reference import ServedReference, refuse_unfit, serve
 from rstar_ray.algorithm.batch import TokenRow, collate
 from rstar_ray.errors import ConfigError, LearnerError
 from tests.actors.policies import draw_rows, save_policy
+from tests.actors.pretended_teacher import Server, serving, wanted
 
 ROWS = draw_rows(5)
-
-
-def logprob(token: int, place: int) -> float:
-    return -(token + place / 64) / 8
-
-
-class Server(BaseHTTPRequestHandler):
-    """Answers as vLLM does; its first `failures` completions get 503."""
-
-    failures, max_model_len, wrong = 0, 2_049, ""
-
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "teacher", "max_model_len": self.max_model_len}]})
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["model"] == "teacher"
-        if self.path == "/tokenize":
-            self._answer({"tokens": list(asked["prompt"].encode())})
-            return
-        assert (self.path, asked["prompt_logprobs"], asked["max_tokens"]) == ("/v1/completions", 0, 1)
-        if type(self).failures:
-            type(self).failures -= 1
-            self._answer({"error": "busy"}, 503)
-        elif self.wrong:
-            self._answer({"error": self.wrong}, 400)
-        else:
-            ids = asked["prompt"]
-            of_prompt = [{str(one): {"logprob": logprob(one, place)}} for place, one in enumerate(ids)]
-            self._answer({"choices": [{"text": "", "prompt_logprobs": [None, *of_prompt[1:]]}]})
-
-    def _answer(self, answer: Any, status: int = 200) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(served_reference, "PAUSE_S", 0.01)
     monkeypatch.setattr(Server, "failures", 0)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def wanted(rows: list[TokenRow]) -> list[float]:
-    return [
-        logprob(int(row.token_ids[place]), int(place))
-        for row in rows
-        for place in np.flatnonzero(row.loss_mask[1:]) + 1
-    ]
+    with serving() as address:
+        yield address
 
 
 def test_the_first_token_of_a_row_has_no_log_prob(address: str):

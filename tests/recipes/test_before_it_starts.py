@@ -95,7 +95,7 @@ def test_environments_and_sources_that_are_not_there_are_refused(tmp_path: Path,
     assert not (tmp_path / "run").exists()
 
 
-def none_wrong(*_: object) -> None:
+def none_wrong(*_: object, **__: object) -> None:
     """Of a model's weights: it has none here."""
 
 
@@ -125,6 +125,21 @@ def begun(config: Any, data: str) -> None:
         run_dir.write_checkpoint(config.stage, 2) as folder,
     ):
         write_json(folder / "progress.json", StageProgress(step=2, data=data).as_json())
+
+
+def test_a_served_reference_model_may_have_another_address_after_a_resume(tmp_path: Path):
+    def stage(reference: str) -> list[str]:
+        options = ["--algorithm.kl-coefficient", "0.1", "--algorithm.reference-model", reference]
+        return stage_1(tmp_path, problems(9), *options)
+
+    (config,) = parse([STAGE_1], stage("http://127.0.0.1:8100"))
+    begun(config, digest_of_problems(training_problems(config)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.learner.served_reference.refuse_unfit", none_wrong)
+        with pytest.raises(Enough):
+            run(parse([STAGE_1], stage("http://127.0.0.1:8200")))
+        with pytest.raises(ConfigError, match=r"another configuration \(algorithm.clip_high: 0.28 there, 0.5 now\)"):
+            run(parse([STAGE_1], [*stage("http://127.0.0.1:8200"), "--algorithm.clip-high", "0.5"]))
 
 
 def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_damaged(tmp_path: Path):
