@@ -15,8 +15,6 @@ Forward = Callable[[MicroBatch, float], tuple[Tensor, Tensor]]
 """Log-probability and entropy of each sampled token at a temperature."""
 LossFn = Callable[[int, MicroBatch], tuple[Tensor, LossStats]]
 """Loss of a micro batch, given its index in the update."""
-
-
 LogprobsFn = Callable[[int, MicroBatch], Tensor]
 """Log-probs [N] of a micro batch's sampled tokens, given its index in the update."""
 

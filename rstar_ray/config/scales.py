@@ -164,10 +164,11 @@ def check_gpu_here(config: RunConfig) -> None:
     """Raise `ConfigError` if the run would start Ray on this machine and needs a GPU that it does not have."""
     needs_gpu = config.engine.gpus_per_replica > 0 or config.learner.gpus_per_rank > 0
     if needs_gpu and not os.environ.get("RAY_ADDRESS") and not local_resources()["GPU"]:
+        cpu = made_for(Path(sys.prefix)) == "cpu"
+        reason = "this environment is for CPUs" if cpu else "none is visible on this machine"
         raise ConfigError(
             "--scale",
-            f"{config.scale} needs a GPU, and this machine has none that is visible"
-            + " in an environment for CPUs" * (made_for(Path(sys.prefix)) == "cpu"),
+            f"{config.scale} needs a GPU, and {reason}",
             "choose --scale tiny, set RAY_ADDRESS to a cluster with GPUs, or run `make clean`, then `make setup "
             "TARGET=cuda` (or rocm)",
         )

@@ -26,7 +26,7 @@ class Conversation:
 
     name: str  # "<file name>:<line, or parquet row, from 1>"
     messages: Sequence[Mapping[str, Any]]
-    # role and content; the assistant's also tool_calls, reasoning_content, and weight, 0 for a turn without loss
+    """role and content; the assistant's also tool_calls, reasoning_content, and weight (0: no loss)"""
     tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, handed to the template
 
 

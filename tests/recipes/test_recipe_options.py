@@ -390,9 +390,11 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("rstar_ray.config.scales.local_resources", lambda: {"GPU": 0.0})
-    with pytest.raises(SystemExit, match="2"):
-        command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])  # no model and no problems, either
-    assert "error: --scale: gpu needs a GPU, and this machine has none" in capsys.readouterr().err
+    for made, reason in (("cuda", "none is visible on this machine."), ("cpu", "this environment is for CPUs.")):
+        monkeypatch.setattr("rstar_ray.config.scales.made_for", lambda _, made=made: made)
+        with pytest.raises(SystemExit, match="2"):
+            command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])  # no model and no problems, either
+        assert f"error: --scale: gpu needs a GPU, and {reason}" in capsys.readouterr().err
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # what a cluster has is known once it is joined
     with pytest.raises(SystemExit, match="2"):
         command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])
