@@ -33,13 +33,15 @@ class StageProgress:
     position: DataPosition = field(default_factory=DataPosition)
     signs: tuple[StepSigns, ...] = ()  # of the latest steps, for the stage's end
     empty_steps: int = 0  # consecutive latest steps without a learning signal
+    low_ess_steps: int = 0  # consecutive latest steps with an effective sample size below --algorithm.min-ess
     ended: str = ""  # why the stage has reached its end before its steps are done
     data: str = ""  # digest of its data (data/order.py); empty before its first step
 
     def after(
-        self, metrics: StepMetrics, position: DataPosition, until: Until, *, warmup_steps: int
+        self, metrics: StepMetrics, position: DataPosition, until: Until, *, warmup_steps: int, min_ess: float = 0.0
     ) -> "StageProgress":
         """The state after this step."""
+        ess = metrics.values.get("ess_tokens", 1.0)  # missing where nothing was trained on
         latest = StepSigns(
             reward_mean=metrics["reward_mean"],
             frac_truncated=metrics["frac_truncated"],
@@ -52,6 +54,7 @@ class StageProgress:
             position=position,
             signs=signs,
             empty_steps=0 if metrics["groups_kept"] else self.empty_steps + 1,
+            low_ess_steps=self.low_ess_steps + 1 if ess < min_ess else 0,
             ended=reached(until, signs, steps_since_warmup=metrics.step - warmup_steps),
             data=self.data,
         )
@@ -65,7 +68,8 @@ class StageProgress:
     @classmethod
     def read(cls, checkpoint: Path) -> "StageProgress":
         """Read from a checkpoint's folder. Raises `ConfigError` with the file's name where a field is missing."""
-        return cls.from_json(read_object(checkpoint / "progress.json", *(one.name for one in fields(cls))))
+        names = {one.name for one in fields(cls)} - {"low_ess_steps"}  # which older checkpoints do not have
+        return cls.from_json(read_object(checkpoint / "progress.json", *names))
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "StageProgress":
@@ -75,6 +79,7 @@ class StageProgress:
             position=DataPosition.from_json(saved["position"]),
             signs=tuple(map(_signs, saved["signs"])),
             empty_steps=saved["empty_steps"],
+            low_ess_steps=saved.get("low_ess_steps", 0),
             ended=saved["ended"],
             data=saved["data"],
         )

@@ -127,13 +127,13 @@ def _empty_steps(config: RunConfig, record: StepRecord, progress: StageProgress)
     return NothingLearned(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))
 
 
-def _low_ess(config: RunConfig, metrics: StepMetrics, low_steps: int) -> RStarError | None:
+def _low_ess(config: RunConfig, metrics: StepMetrics, progress: StageProgress) -> RStarError | None:
     """End the stage where the batches are too far off policy: a few tokens carry the whole update."""
-    if low_steps < config.algorithm.max_low_ess_steps:
+    if progress.low_ess_steps < config.algorithm.max_low_ess_steps:
         return None
     return NothingLearned(
         f"{config.stage} step {metrics.step}: the effective sample size of the tokens was below --algorithm.min-ess "
-        f"{config.algorithm.min_ess} in {low_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: "
+        f"{config.algorithm.min_ess} in {progress.low_ess_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: "
         f"{'lower --staleness, ' if config.staleness else ''}give --algorithm.min-ess 0, or start in another --run-dir "
         "with a lower --optimizer.learning-rate"
     )
@@ -173,7 +173,7 @@ async def run_rl(
         with metrics_log, stage_active(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
-            ended_s, low_ess_steps = time.monotonic(), 0
+            ended_s = time.monotonic()
             async for record, reached in train_steps(draws, context, config, progress):
                 since_s = time.monotonic() - ended_s  # since the previous step ended
                 ended_s, progress = time.monotonic(), reached
@@ -198,11 +198,9 @@ async def run_rl(
                 last = progress.step == config.steps or progress.ended != ""
                 if progress.ended:
                     log.info(f"{config.stage} ends after step {progress.step}: {progress.ended}")
-                ess = record.metrics.values.get("ess_tokens", 1.0)  # missing where nothing was trained on
-                low_ess_steps = low_ess_steps + 1 if ess < config.algorithm.min_ess else 0
                 stop = (
                     _bad_updates(config, record.update, progress.step)
-                    or _low_ess(config, record.metrics, low_ess_steps)
+                    or _low_ess(config, record.metrics, progress)
                     or _empty_steps(config, record, progress)
                     or _stop_requested(config, context, progress.step, last=last)
                 )
@@ -279,10 +277,11 @@ async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress,
         last = config.sft.steps if config.stage == "sft" else config.steps
         if (newest.step >= last or progress.ended) and context.run_dir.finished_checkpoint(config.stage) is None:
             context.run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
-        if (
-            progress.empty_steps >= config.max_empty_steps
-        ):  # the reason of the stop; the stage may continue for as many steps
+        # A stage that was stopped for one of these may continue for as many steps.
+        if progress.empty_steps >= config.max_empty_steps:
             progress = replace(progress, empty_steps=0)
+        if progress.low_ess_steps >= config.algorithm.max_low_ess_steps:
+            progress = replace(progress, low_ess_steps=0)
         await context.learner.load_checkpoint(newest.path)
         log.info(f"{config.stage}: resuming after step {newest.step}")
         return progress, newest.path

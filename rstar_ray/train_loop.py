@@ -136,5 +136,11 @@ async def train_steps(
     while progress.step < config.steps and not progress.ended:
         draw = await draws.take(progress.step + 1)
         record = await train_step(draw, context, config, policy_version=progress.policy_version)
-        progress = progress.after(record.metrics, draw.position, config.until, warmup_steps=config.warmup_steps)
+        progress = progress.after(
+            record.metrics,
+            draw.position,
+            config.until,
+            warmup_steps=config.warmup_steps,
+            min_ess=config.algorithm.min_ess,
+        )
         yield record, progress

@@ -161,11 +161,13 @@ def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> 
 
 def remove_torn_row(path: Path) -> None:
     """Remove a torn last line."""
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
+    with path.open("rb") as file:  # at each step: only the last byte of a long file is read
+        file.seek(-1, os.SEEK_END)
+        torn = file.read(1) != b"\n"
+    if torn:
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def cut_rows(path: Path, *, stage: str, after_step: int) -> int:

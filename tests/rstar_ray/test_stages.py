@@ -404,12 +404,16 @@ class FarOffPolicy(SkillLearner):
 
 
 async def test_rl_stops_with_a_checkpoint_where_the_effective_sample_size_stays_low(tmp_path: Path):
-    config = stage("stage1", steps=6, algorithm__max_low_ess_steps=2)
+    config = stage("stage1", steps=8, algorithm__max_low_ess_steps=2)
     learner = FarOffPolicy(SkilledPolicy(skill=0.5))
     said = r"stage1 step 4: .*--algorithm\.min-ess 0\.3 in 2 steps .*got 0\.10.*Hint"
+    with pytest.raises(Stopped):  # steps before a resume count too
+        await train(config, tmp_path, fake_context(learner.policy, learner=learner), stops_after=3)
     with pytest.raises(NothingLearned, match=said):
         await train(config, tmp_path, fake_context(learner.policy, learner=learner))
-    assert [checkpoint.step for checkpoint in RunDir(tmp_path).checkpoints("stage1")] == [4]
+    assert RunDir(tmp_path).checkpoints("stage1")[-1].step == 4
+    with pytest.raises(NothingLearned, match="stage1 step 6:"):  # the same command goes on for as many steps
+        await train(config, tmp_path, fake_context(learner.policy, learner=learner))
 
 
 class StoppingRollouts(LocalRollouts):
