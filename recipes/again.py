@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from actors.launch.stop_signals import SIGNALS
 
-MEANT = (0, 2, 130)
-"""Exit statuses of a run that has ended, was refused, or was stopped by the user (`actors.launch.exit_status`)."""
+MEANT = (0, 2, 3, 130)
+"""Exit statuses of a run that has ended, was refused, has learned nothing, or was stopped by the user
+(`actors.launch.exit_status`).
+"""
 SOON_S = 600.0
 MOST_SOON = 5
 """Failures in a row, each soon after a start, before it gives up."""

@@ -17,7 +17,11 @@ from actors.talk.talker import TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.agent.talk import Message
 from rstar_ray.config import ChatConfig
 from rstar_ray.config.options import options_of
+from rstar_ray.deadline import in_thread
 from rstar_ray.errors import ConfigError
+
+QUESTION_S = 30 * 86_400.0
+"""Longest wait for the next question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,9 @@ class Screen:
 async def converse(talker: Talker, options: ChatOptions, screen: Screen) -> None:
     """One question, or one after the other."""
     messages: list[Message] = []
-    while question := options.prompt or await asyncio.to_thread(_ask):
+    while question := options.prompt or await in_thread(
+        _ask, QUESTION_S, waiter="rstar chat", owner="the user", reason="the next question"
+    ):
         messages.append({"role": "user", "content": question})
         async for heard in talker.answer(messages):
             screen.show(heard.kind, heard.text, failed=heard.failed)

@@ -31,6 +31,7 @@ from rstar_ray.agent import chat_request, messages_request
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, model_entry, usage_of
 from rstar_ray.agent.messages_request import Events
 from rstar_ray.agent.talk import TalkEvent
+from rstar_ray.config import ToolsConfig
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling, StopReason
@@ -70,6 +71,10 @@ class ServeOptions(TalkConfig):
         if not self.model:
             raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
         refuse_port(self.port)
+        of_tools = {"--tools.use": self.tools != ToolsConfig(), "--own-folder": bool(self.own_folder)}
+        if not self.run_tools and (given := next((name for name, is_given in of_tools.items() if is_given), "")):
+            unused = "without --run-tools, clients define and run the tools"
+            raise ConfigError(given, unused, "remove it, or give --run-tools")
         auth.own_names(self.allow_host)
         for origin in self.allow_origin:
             if not re.fullmatch(r"https?://[^/?#\s]+", origin):

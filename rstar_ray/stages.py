@@ -133,9 +133,9 @@ def _low_ess(config: RunConfig, metrics: StepMetrics, progress: StageProgress) -
         return None
     return NothingLearned(
         f"{config.stage} step {metrics.step}: the effective sample size of the tokens was below --algorithm.min-ess "
-        f"{config.algorithm.min_ess} in {progress.low_ess_steps} steps in a row (got {metrics['ess_tokens']:.2f}). Hint: "
-        f"{'lower --staleness, ' if config.staleness else ''}give --algorithm.min-ess 0, or start in another --run-dir "
-        "with a lower --optimizer.learning-rate"
+        f"{config.algorithm.min_ess} in {progress.low_ess_steps} steps in a row (got {metrics['ess_tokens']:.2f}). "
+        f"Hint: {'lower --staleness, ' if config.staleness else ''}give --algorithm.min-ess 0, or start in another "
+        "--run-dir with a lower --optimizer.learning-rate"
     )
 
 

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 
-from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.errors import ConfigError, NothingLearned, RStarError, Stopped
 from rstar_ray.logs import console_logging
 from rstar_ray.run_dir.durable import NO_ROOM
 
@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
     """Run `act` with logging to the console; returns the exit status.
 
-    0 or the status that `act` returns, 1 failed, 2 refused before anything started, 130 stopped by the user.
+    0 or the status that `act` returns, 1 failed, 2 refused before anything started, 3 ended because the updates taught
+    nothing, 130 stopped by the user.
     `interrupted` is logged if Ctrl-C ends it.
     """
     with console_logging():
@@ -38,6 +39,8 @@ def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
     except Stopped as stopped:
         log.warning("%s; the same command resumes it", stopped)
         return 130
+    except NothingLearned as ended:
+        return _ended(ended, 3)
     except RStarError as failed:
         return _ended(failed, 1)
     except Exception as failed:

@@ -5,7 +5,7 @@ import secrets
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
 
@@ -178,8 +178,10 @@ async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) 
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
     chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
-    # A conversation has no environment: the user takes its place.
-    for line in different_settings(folder, config, but=("tools.environment", "tools.environments")):
+    # A conversation has no environment: the user takes its place. Without specs clients bring the tools.
+    names = ("environment", "environments") if specs else tuple(one.name for one in fields(ToolsConfig))
+    but = [f"tools.{name}" for name in names]
+    for line in different_settings(folder, config, but=but):
         print(line, file=sys.stderr, flush=True)  # stdout is for the policy's text
     from actors.generation.engine import Engine
     from actors.generation.served_adapter import adapter_to_serve

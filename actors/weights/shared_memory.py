@@ -66,8 +66,9 @@ def shared_buckets(
     """
     offsets, total = _offsets([bucket.num_bytes for bucket in buckets])
     file = f"{PREFIX}{os.geteuid()}-{name}"
+    for place in (folder,) if folder else (SHARED_MEMORY, TEMPORARY):  # before the free space is measured
+        _remove_left(place / file)
     path = (folder or _folder(file, total)) / file
-    _remove_left(path)
     descriptor, laid_out = _held(path, _layer(buckets, offsets, total), total, deadline_s)
     try:
         yield SharedWeights(str(path), laid_out)

@@ -182,7 +182,7 @@ async def play_turn(
         cache_salt=request.cache_salt,
     )
     generated_s = time.monotonic()
-    reading = chat.read(completion.token_ids, after_tools=turn_number > 0)
+    reading = chat.read(completion.token_ids, after_tools=_after_tools(state.turns))
     turn = Turn(num_tokens=len(completion.token_ids), generate_s=generated_s - started_s)
     state = with_completion(state, completion, reading.spoken)
     if not completion.ended:
@@ -326,7 +326,7 @@ def transcript(state: RolloutState, stop_reason: StopReason, chat: ChatFormat) -
     start = 0
     for number, turn in enumerate(state.turns):
         end = start + turn.num_tokens
-        reading = chat.read(state.response_ids[start:end], after_tools=number > 0)
+        reading = chat.read(state.response_ids[start:end], after_tools=_after_tools(state.turns[:number]))
         turns.append(
             TranscriptTurn(
                 completion=reading.text,
@@ -349,6 +349,11 @@ def transcript(state: RolloutState, stop_reason: StopReason, chat: ChatFormat) -
         max_response_tokens=limits.max_response_tokens,
         max_turns=limits.max_turns,
     )
+
+
+def _after_tools(turns: Sequence[Turn]) -> bool:
+    """Whether the prompt after these turns ends with results of tools: it may also end with the environment's reply."""
+    return bool(turns and turns[-1].tool_results)
 
 
 def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:

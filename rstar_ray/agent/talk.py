@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rstar_ray.agent.rollout import ExecuteFn, answer_calls
-from rstar_ray.chat.answer import TextOfTokens
+from rstar_ray.chat.answer import AnswerReader, TextOfTokens
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.trajectory import StopReason, ToolCall
@@ -62,7 +62,7 @@ async def talk(
                 yield heard
         sampled += len(said)
         reading = chat.read(said, after_tools=turn > 0)
-        spoken.append({"role": "assistant", "content": chat.as_content(reading, after_tools=turn > 0)})
+        spoken.append(_as_message(ids, said, chat, after_tools=turn > 0))
         if not said or said[-1] not in chat.profile.stop_token_ids:
             stop = StopReason.TRUNCATED
             break
@@ -85,6 +85,25 @@ async def talk(
     yield TalkEvent(
         kind="end", text=stop.value, prompt_tokens=prompt_tokens, num_tokens=sampled, messages=tuple(spoken)
     )
+
+
+def _as_message(prompt_ids: Sequence[int], said: Sequence[int], chat: TokenizerChat, *, after_tools: bool) -> Message:
+    """A completion as a message: its text, or its content and calls where control tokens mark them, since a message's
+    text never becomes control tokens.
+    """
+    reading = chat.read(said, after_tools=after_tools)
+    message = {"role": "assistant", "content": chat.as_content(reading, after_tools=after_tools)}
+    if not reading.calls or not chat.control_tokens.search(reading.text) or not chat.profile.template.writes_calls:
+        return message
+    reader = AnswerReader(chat, prompt_ids, tools=chat.schemas)
+    reader.feed(said)
+    _, answer = reader.end()
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in answer.calls]
+    if not calls:
+        return message
+    thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+    shown = [{"type": "function", "function": function} for function in calls]
+    return {"role": "assistant", "content": answer.content, **thought, "tool_calls": shown}
 
 
 def as_written(call: ToolCall) -> str:

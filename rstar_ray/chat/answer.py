@@ -133,7 +133,10 @@ class AnswerReader:
             return said if not read else before if marker else ""
         rest: list[str] = []
         left = [(call.name, call.arguments) for call in read]
+        around = [opens for opens, closes in self._chat.call_markers if not closes]
         for text in self._view.call_texts:
+            if text in around:
+                continue
             found = [(call.name, call.arguments, call.error) for call in self._syntax.read(text)]
             if found and all(error is None and (name, given) in left for name, given, error in found):
                 for name, given, _ in found:

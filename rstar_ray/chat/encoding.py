@@ -19,7 +19,9 @@ class Encoder:
         self._tokenizer = tokenizer
         one = self._encode(["x"])[0]
         self.puts_space_first: bool = tokenizer.decode([*one, *one]) != "xx"
-        self._specials = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+        added = tokenizer.added_tokens_decoder.values()
+        self._swallowing = tuple(str(token) for token in added if token.rstrip)
+        self._specials = tuple(str(token) for token in added if token.special)
         self._sentinel, self._sentinel_ids = self._find_sentinel() if self.puts_space_first else ("", [])
         self._after_specials = self.puts_space_first and self._puts_space_after_specials()
 
@@ -29,6 +31,11 @@ class Encoder:
 
     def encode_all(self, texts: Sequence[str], *, after: Sequence[str], plain: bool = False) -> list[list[int]]:
         """The tokens of each of `texts`, as they follow the corresponding text of `after`."""
+        if self._swallowing:  # tokens that take the blanks after them
+            texts = [
+                text.lstrip() if before.endswith(self._swallowing) else text
+                for text, before in zip(texts, after, strict=True)
+            ]
         if not self.puts_space_first or not texts:
             return self._encode(texts, plain=plain)
         held = [bool(text) and self._continues(before) for text, before in zip(texts, after, strict=True)]

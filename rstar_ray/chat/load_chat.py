@@ -44,8 +44,8 @@ def load_chat(
     vLLM's; without it such calls are not parsed, which is enough to write prompts.
     """
     tokenizer = load_tokenizer(folder)
-    _refuse_other_vocabulary(tokenizer, folder)
     found = _generation(tokenizer, folder)
+    _refuse_other_vocabulary(tokenizer, folder, config)
     return configured_chat(tokenizer, config, generation=found, instruct=instruct, tools=tools, syntax_of=syntax_of)
 
 
@@ -107,12 +107,21 @@ def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
     return folder / GENERATION, folder / TEMPLATE
 
 
-def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:
-    """Refuse a token without a row in the model's embedding, because its first use would end the run."""
+def _refuse_other_vocabulary(tokenizer: Any, folder: Path, chat: ChatConfig) -> None:
+    """Refuse a token without a row in the model's embedding, because its first use would end the run.
+
+    A control token that neither the template nor a turn's end uses is never used: Gemma 3 1B's tokenizer has the
+    placeholder for images of the larger models.
+    """
     config = _json(folder / "config.json")
     part = config.get("text_config")
     size = (cast(dict[str, Any], part) if isinstance(part, dict) and part else config).get("vocab_size")
-    largest = max(cast(dict[str, int], tokenizer.get_vocab()).values())
+    used = f"{tokenizer.chat_template}{_template(chat.template) if chat.template else ''}{chat.stop}"
+    used += f"{tokenizer.bos_token}{tokenizer.eos_token}"
+    unused = {
+        number for number, token in tokenizer.added_tokens_decoder.items() if token.special and str(token) not in used
+    }
+    largest = max(number for number in cast(dict[str, int], tokenizer.get_vocab()).values() if number not in unused)
     if isinstance(size, int) and largest >= size:
         token = tokenizer.convert_ids_to_tokens(largest)
         raise ConfigError(

@@ -20,6 +20,8 @@ You may call these functions:
 {schemas}
 </tools>
 
+"""
+EXAMPLE_TEXT = """\
 Call one like this:
 {example}"""
 RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
@@ -62,6 +64,8 @@ class Renderer:
             adapted = _results_as_users(adapted)
         if tools and not facts.shows_tools:
             adapted = _with_system(adapted, self._tools_text(tools))
+        elif tools and not facts.writes_calls:
+            adapted = _with_system(adapted, EXAMPLE_TEXT.format(example=self._example(tools)))
         return adapted if facts.has_system else _system_into_first_user(adapted)
 
     def _message(self, message: Message) -> Message:
@@ -87,11 +91,13 @@ class Renderer:
         return fields
 
     def _tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return TOOLS_TEXT.format(schemas=schemas) + EXAMPLE_TEXT.format(example=self._example(tools))
+
+    def _example(self, tools: Sequence[Mapping[str, Any]]) -> str:
         function = tools[0].get("function", tools[0])
         named = list((function.get("parameters") or {}).get("properties") or {}) or ["argument"]
-        example = self._syntax.write("name_of_the_function", {named[0]: "..."})
-        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        return TOOLS_TEXT.format(schemas=schemas, example=example)
+        return self._syntax.write("name_of_the_function", {named[0]: "..."})
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:

@@ -68,7 +68,8 @@ class TokenizerChat:
         self._system = system
         self._before = before
         self._tools = {tool.name: tool for tool in tools}
-        self._schemas = [tool.as_schema() for tool in tools] if shows_tools and tools else None
+        self.schemas = [tool.as_schema() for tool in tools]
+        self._schemas = self.schemas if shows_tools and tools else None
         self.shows_tools = shows_tools
         self.syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
         self._continuations: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, Sequence[Frame]]] = {}
@@ -206,8 +207,13 @@ class TokenizerChat:
 
     @property
     def call_markers(self) -> list[tuple[str, str]]:
-        """The opening and closing markers of a call, where the syntax has such markers."""
-        return [(self.syntax.opens, self.syntax.closes)] if isinstance(self.syntax, Marked) else []
+        """The opening and closing markers of a call, where the syntax has such markers.
+
+        Those around all calls of a turn come with an empty closing marker.
+        """
+        if not isinstance(self.syntax, Marked):
+            return []
+        return [(self.syntax.opens, self.syntax.closes), *[(marker, "") for marker in self.syntax.around if marker]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode with special tokens, because in some families they mark a call."""

@@ -47,7 +47,9 @@ class Browser:
         self.groups_in_file[siblings.file] = place + 1
         self.groups.append([_short_id(siblings.group_id, first), siblings.file, self._problem(first), place])
         statuses = statuses_of(siblings, self.files[siblings.file], known)
-        for sibling, row in enumerate(siblings.rows):
+        for place, row in enumerate(siblings.rows):
+            last = row["rollout_id"].rpartition("/")[2]  # its number among those drawn: a dropped one has no row
+            sibling = int(last) if last.isdecimal() else place
             self.values.append(row_values(row, sibling, number, statuses, self.words))
         self.rows_in_file[siblings.file] = self.rows_in_file.get(siblings.file, 0) + len(siblings.rows)
         return number

@@ -288,7 +288,7 @@ class ToolHost:
         except Exception as raised:
             said = f"Error: the tool's `failed` ({_named(self._tool.failed)}) raised {_in_one_line(raised, '')}"
             return HostAnswer(outcome=Outcome.ERROR, text=self._short(said))
-        return HostAnswer(outcome=Outcome.ERROR if failed else Outcome.OK, text=self._short(answer))
+        return HostAnswer(outcome=Outcome.ERROR if failed else Outcome.OK, text=self._short(str.__str__(answer)))
 
     def _short(self, text: str) -> str:
         return shortened(text, self._tool.max_chars) if self._tool else text
@@ -312,6 +312,7 @@ def _of_reply(answer: Any, environment: type[Any] | None) -> HostAnswer:
     if not isinstance(text, str):
         said = f"{given} the text {text!r:.80}, which is {type(text).__name__}"
         return HostAnswer(outcome=Outcome.ERROR, text=said)
+    text = str.__str__(text)  # a subclass may refer to what Ray cannot send
     return HostAnswer(text=text) if reward is None else _of_reward(reward, given, text)
 
 
@@ -339,7 +340,7 @@ def _snapshot(state: Any) -> str | None:
         taken = take()
     except Exception:  # without a snapshot, a rollout that loses the state restarts
         return None
-    return taken if isinstance(taken, str) else None
+    return str.__str__(taken) if isinstance(taken, str) else None
 
 
 async def _close(state: Any) -> None:

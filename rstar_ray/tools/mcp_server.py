@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
 WAIT_SHARE = 0.5
+MOST_UNANSWERED = 3
+"""Calls in a row without an answer by their deadline, after which the server counts as lost."""
 """Share of a call's deadline for the connection; the rest is for the server's answer."""
 GONE = ("Session terminated", "Server returned an error response")
 """The client's messages if the server has dropped the session, or answers with an HTTP error such as 401 or 503."""
@@ -148,6 +150,7 @@ class _Held:
     opened: asyncio.Future[Any]
     left: asyncio.Event = field(default_factory=asyncio.Event)
     asking: int = 0
+    unanswered: int = 0  # calls in a row that had no answer by their deadline
     given_up: bool = False
 
     def close_if_left(self) -> None:
@@ -184,7 +187,7 @@ class _Connection:
             except _Lost as lost:
                 log.warning(f"{self._address} was lost ({lost}): reconnecting and repeating the call")
                 result = await self._ask_again(name, arguments, by_s)
-            text = "\n".join(part.text for part in result.content if hasattr(part, "text"))
+            text = "\n".join(map(_text_of, result.content))
             if result.is_error:
                 raise ToolFailed(text)
             return text
@@ -211,7 +214,16 @@ class _Connection:
         held.asking += 1
         try:
             client = await self._opened(held, by_s)
-            return await client.call_tool(name, arguments)
+            result = await client.call_tool(name, arguments)
+            held.unanswered = 0
+            return result
+        except asyncio.CancelledError:
+            if asyncio.get_running_loop().time() >= by_s:  # otherwise the rollout was abandoned
+                held.unanswered += 1
+                if held.unanswered == MOST_UNANSWERED:
+                    log.warning(f"{self._address} left {MOST_UNANSWERED} calls in a row unanswered: reconnecting")
+                    self._give_up(held)
+            raise
         except Exception as error:
             if not _is_lost(error):
                 raise
@@ -256,6 +268,14 @@ class _Connection:
         held.close_if_left()
         if self._held is held:
             self._held = None
+
+
+def _text_of(part: Any) -> str:
+    """A result's part as text: text itself, an embedded text file, or what it is."""
+    text = getattr(part, "text", None)
+    if text is None:
+        text = getattr(getattr(part, "resource", None), "text", None)
+    return f"[{part.type}]" if text is None else str(text)
 
 
 def _is_lost(error: Exception) -> bool:

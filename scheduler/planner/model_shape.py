@@ -8,6 +8,10 @@ from typing import Any, cast
 from rstar_ray.experts import experts_in
 
 GB = 1e9
+TIED_BY_DEFAULT = ("gemma", "cohere", "smollm3", "starcoder2", "lfm2", "ernie4_5", "minicpm3")
+"""Beginnings of model types whose `tie_word_embeddings` is true where a configuration does not name it
+(transformers' defaults).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +117,10 @@ def read_model(path: Path) -> ModelShape:
     kv_heads, vocabulary = number("num_key_value_heads", heads), number("vocab_size")
     head_dim, intermediate = number("head_dim", hidden // heads), number("intermediate_size")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    embeddings = vocabulary * hidden * (1 if row.get("tie_word_embeddings") else 2)
+    tied = row.get("tie_word_embeddings")
+    if tied is None:  # saved configurations leave out the default of their type
+        tied = str(row.get("model_type")).startswith(TIED_BY_DEFAULT)
+    embeddings = vocabulary * hidden * (1 if tied else 2)
     return ModelShape(
         name=str(row.get("_name_or_path") or path.parent.name),
         parameters=float(layers * (attention + 3 * hidden * intermediate) + embeddings),

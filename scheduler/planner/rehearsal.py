@@ -7,6 +7,7 @@ from typing import Any
 
 from rstar_ray.algorithm.state_bytes import BYTES
 from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import shares_gpus
 from scheduler.planner.capacity import Pools, adapter_parameters, learner_gb, plan_pools, pools_of, publish_parts
 from scheduler.planner.gpus import EXPECTED, nearest_gpu
 from scheduler.planner.model_shape import GB, ModelShape
@@ -129,7 +130,7 @@ def _pools(config: RunConfig) -> Pools:
         config,
         engine_gpus=config.engine.replicas * config.engine.tensor_parallel,
         learner_gpus=config.learner.ranks,
-        colocated=not config.learner.own_gpus,
+        colocated=shares_gpus(config.engine, config.learner),
     )
 
 

@@ -111,6 +111,25 @@ def test_weights_that_do_not_fit_into_shared_memory_take_the_disk_and_say_so(
     assert len(logged) == 1 and "shared memory has 0.0 GB free" in logged[0] and "--shm-size" in logged[0]
 
 
+def test_what_a_killed_engine_left_in_shared_memory_is_removed_before_its_room_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("SHARED_MEMORY", "TEMPORARY"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(shared_memory, name, tmp_path / name)
+    left = tmp_path / "SHARED_MEMORY" / f"rstar-weights-{os.geteuid()}-old"
+    left.write_bytes(b"x")
+
+    class Room:
+        def __init__(self, _: Path) -> None:
+            self.free = 0 if left.exists() else 10**9
+
+    monkeypatch.setattr(shared_memory.shutil, "disk_usage", Room)
+    with shared_buckets("new", buckets()) as shared:
+        assert Path(shared.path).parent == tmp_path / "SHARED_MEMORY"
+    assert not left.exists()
+
+
 def test_another_user_cannot_read_them(tmp_path: Path):
     with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         assert Path(shared.path).stat().st_mode & 0o777 == 0o600

@@ -40,6 +40,13 @@ def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == f"{program} died (-9) and is started again\n" * 2
 
 
+def test_a_run_that_learned_nothing_is_not_started_again(tmp_path: Path):
+    lives, program = tmp_path / "lives", tmp_path / "program.py"
+    program.write_text(f"{COUNTS}\nsys.exit(3)")
+    assert main([str(program), str(lives)]) == 3
+    assert lives.read_text() == "x"
+
+
 def test_a_signal_that_every_process_of_a_job_gets_asks_once(tmp_path: Path):
     lives, program = tmp_path / "lives", tmp_path / "program.py"
     program.write_text(SAVES)
@@ -79,6 +86,6 @@ def started(program: Path, lives: Path) -> "subprocess.Popen[bytes]":
     """Once the program is at work: it writes `lives` behind its handlers."""
     again = subprocess.Popen([sys.executable, "recipes/again.py", str(program), str(lives)])
     give_up_s = time.monotonic() + 60
-    while not lives.exists() and time.monotonic() < give_up_s:
+    while not (lives.exists() and lives.read_text()) and time.monotonic() < give_up_s:
         time.sleep(0.05)
     return again

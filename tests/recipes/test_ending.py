@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.launch.exit_status import status_of
-from rstar_ray.errors import ConfigError, LearnerError
+from rstar_ray.errors import ConfigError, LearnerError, NothingLearned
 
 
 def _raises(error: BaseException) -> Callable[[], int | None]:
@@ -33,6 +33,7 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
             "error: [Errno 28] No space left on device: 'metrics.jsonl'; free space, then run the same command\n",
         ),
         (LearnerError("rank 1 is gone"), 1, "error: rank 1 is gone\n"),
+        (NothingLearned("no signal"), 3, "error: no signal\n"),  # no reason to start it again (recipes/again.py)
     ],
 )
 def test_each_kind_of_end_has_its_status_and_one_line(

@@ -62,6 +62,19 @@ def test_on_gpus_memory_and_times_are_held_against_the_plan():
     assert wrong(replace(seen, steps=blind), run, QWEN3_14B) == {"a rank, device"}
 
 
+def test_whole_gpus_for_ranks_and_engines_are_planned_as_separate_ones():
+    def planned(**learner: object) -> float | None:
+        of = with_values(
+            config("gpu-8"),
+            {"engine.replicas": 4, "learner.ranks": 4, "engine.gpus_per_replica": 1, "learner.gpus_per_rank": 1}
+            | {f"learner.{name}": value for name, value in learner.items()},
+        )
+        lines = compared(of, QWEN3_14B, 80.0, replace(GOOD, steps=(row(),)))
+        return next(line.planned for line in lines if line.what == "generate")
+
+    assert planned() == planned(own_gpus=True)
+
+
 @pytest.mark.parametrize(("scale", "model"), [("tiny", SMALL), ("mi300x-64", QWEN3_14B)])
 def test_adapters_are_published_and_the_model_is_exported_merged_in_float32(scale: str, model: ModelShape):
     run = with_values(config(scale), {"learner.lora_rank": 16})

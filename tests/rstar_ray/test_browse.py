@@ -184,6 +184,21 @@ def test_problems_of_two_files_may_have_the_same_id(tmp_path: Path):
     assert asked == {"stage1-step-000001.jsonl": "2+2?", "stage1-held-out.jsonl": "7*7?"}
 
 
+def test_a_rollout_beside_a_dropped_one_keeps_its_number(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 1})
+    for file in (path / "trajectories").iterdir():
+        file.unlink()
+    problem = Problem(id="1", problem="2+2?", answer="4")
+    one = trajectory(problem, [("<answer>4</answer>", "", None)], reward=1.0)
+    group = [
+        replace(one, summary=replace(one.summary, rollout_id=f"stage1/1/1/{n}", group_id="stage1/1/1"))
+        for n in (0, 2, 3)
+    ]
+    write_trajectories(path / "trajectories" / "stage1-step-000001.jsonl", group, decode, stage="stage1", step=1)
+    columns = read_browser(read_run(path), [])[0].as_json()["columns"]
+    assert columns["sibling"] == [0, 2, 3]
+
+
 def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 2})
     for step in (1, 2):

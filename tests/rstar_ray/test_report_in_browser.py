@@ -43,6 +43,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 LISTED = "[...document.querySelectorAll('.row .q')].map(row => row.textContent)"
 
 
+def test_a_shared_address_finds_words_that_were_said(address: str, pages: Pages):
+    async def look(page: Tab) -> None:
+        await page.open(f"{address}#trajectories?q=not+defined")
+        await page.until("browser.shown.length === 3")
+
+    pages.walk(look)
+
+
 def test_the_page_opens_filters_and_shows_without_a_complaint(address: str, pages: Pages):
     async def look(page: Tab) -> None:
         await page.open(address)

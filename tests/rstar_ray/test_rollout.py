@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.agent.rollout import RolloutState, run_rollout, score, transcript
 from rstar_ray.algorithm.resample import total_penalty
+from rstar_ray.chat.template import Reading
 from rstar_ray.config import AlgorithmConfig, RewardConfig
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
@@ -234,6 +235,33 @@ async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_rewa
     assert trajectory.summary.num_answers is None  # an environment reads no marked answer
     answered = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
     assert answered == "\nU:higher\nA:\nT:3\nA:"
+
+
+class Opening(CharChat):
+    """Records after which turns a completion is read as one after tools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after_tools: list[bool] = []
+
+    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+        self.after_tools.append(after_tools)
+        return super().read(token_ids, after_tools=after_tools)
+
+
+async def test_a_turn_after_the_environment_s_reply_is_not_read_as_one_after_tools():
+    chat, talk = Opening(), Talk()
+    state = await run_rollout(
+        begun(replace(LIMITS, max_environment_turns=2)),
+        generate=ScriptedEngine(["1", call("1+2"), "2", "3"]),
+        execute=AddingSandbox(),
+        chat=chat,
+        converse=talk.converse,
+        ended=talk.ended,
+    )
+    assert chat.after_tools == [False, False, True]
+    transcript(state, StopReason.MAX_TURNS, chat)
+    assert chat.after_tools[3:] == [False, False, True]
 
 
 class Talk:

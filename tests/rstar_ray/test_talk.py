@@ -11,6 +11,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 from tests.rstar_ray.chat.families import chat_with
+from tests.rstar_ray.chat.shapes import shaped
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(6*7)"}}\n</tool_call>'
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 6 * 7?"}]
@@ -123,3 +124,12 @@ def test_what_a_person_says_spells_no_control_token(chat: TokenizerChat):
     plain = chat.conversation_ids([{"role": "user", "content": "ab"}])
     control = {chat.tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|im_start|>")}
     assert [one for one in ids if one in control] == [one for one in plain if one in control]
+
+
+async def test_calls_that_control_tokens_mark_are_calls_in_the_messages_of_the_next_question():
+    chat = chat_with(shaped("mistral"))
+    called = '[TOOL_CALLS] [{"name": "python", "arguments": {"code": "print(6*7)"}}]</s>'
+    heard = await heard_in(chat, Script(chat, called, " It is 42.</s>"))
+    messages = [*QUESTION, *heard[-1].messages, {"role": "user", "content": "Thanks"}]
+    marker = chat.tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
+    assert chat.conversation_ids(messages).count(marker) == 1

@@ -295,6 +295,13 @@ def test_a_call_that_cannot_be_read_stays_text():
     assert "tool_calls" not in quoted and CALL in quoted["content"]
 
 
+def test_markers_around_all_calls_of_a_turn_are_no_content():
+    tools = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+    call = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n{"query": "a"}\n```<｜tool▁call▁end｜>'
+    message, shown, _ = read("deepseek-v3", f"I look.{tools.format(call)}<｜end▁of▁sentence｜>")
+    assert (message["content"], shown, len(message["tool_calls"])) == ("I look.", "I look.", 1)
+
+
 def test_without_tools_a_call_is_text_and_without_parallel_calls_the_first_counts():
     assert read("qwen3", f"{CALL}<|im_end|>", tools=())[0]["content"] == CALL
     assert len(read("qwen3", f"{CALL}\n{CALL}<|im_end|>", parallel=False)[0]["tool_calls"]) == 1

@@ -297,6 +297,15 @@ def test_a_config_that_cannot_be_planned_is_named(tmp_path: Path, content: bytes
         read_model(path)
 
 
+@pytest.mark.parametrize(("family", "tied"), [("gemma3_text", True), ("smollm3", True), ("qwen3", False)])
+def test_a_model_type_s_default_decides_where_tied_embeddings_are_not_named(tmp_path: Path, family: str, tied: bool):
+    path, sizes = tmp_path / "config.json", {**CONFIG_14B, "model_type": family}
+    path.write_text(json.dumps(sizes | {"tie_word_embeddings": tied}))
+    named = read_model(path).parameters
+    path.write_text(json.dumps({name: size for name, size in sizes.items() if name != "tie_word_embeddings"}))
+    assert read_model(path).parameters == named
+
+
 def test_a_plan_is_made_for_the_model_in_a_folder_or_says_that_there_is_none(tmp_path: Path):
     config = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
     config |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True}

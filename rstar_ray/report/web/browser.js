@@ -76,6 +76,7 @@ class Browser {
     const { store, wanted } = this, turn = this.turn = (this.turn || 0) + 1;
     const ids = wanted.stage && wanted.step ? await store.stepIds(wanted.stage, +wanted.step) : null;
     if (turn !== this.turn) return;
+    if (wanted.q) this.readAll(); // also for a filter from the address, and after new figures
     const started = performance.now();
     this.shown = store.filter(wanted, ids);
     this.filterMs = performance.now() - started;
@@ -263,6 +264,7 @@ class Browser {
     const parts = Object.fromEntries(new URLSearchParams(hash.split("?")[1] || ""));
     const { at = null, ...wanted } = parts;
     this.wanted = { ...NO_FILTER, ...Object.fromEntries(Object.entries(wanted).filter(([name]) => name in NO_FILTER)) };
+    if (this.wanted.q) await this.readAll();
     await this.refresh(at);
     if (this.selected >= 0) this.select(this.selected, false);
   }

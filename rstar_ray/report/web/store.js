@@ -166,11 +166,13 @@ class Store {
   async readAll(tell) {
     if (this.reading) return;
     this.reading = true;
+    const { texts: held, bodies } = this;
     let done = 0;
-    for (const group of this.bodies) {
+    for (const group of bodies) {
       const texts = await this.source.read(this.block("texts", group)).catch(() => null);
-      if (texts) this.ofGroup[group].forEach((row, i) => this.texts.set(row, texts[i].turns.flatMap(turn => [turn.completion, ...turn.results.map(result => result[0])]).join("\n").toLowerCase()));
-      if (++done % 20 === 0 || done === this.bodies.size) tell(done, this.bodies.size);
+      if (this.texts !== held) return; // new figures were taken, and are read from their beginning
+      if (texts) this.ofGroup[group].forEach((row, i) => held.set(row, texts[i].turns.flatMap(turn => [turn.completion, ...turn.results.map(result => result[0])]).join("\n").toLowerCase()));
+      if (++done % 20 === 0 || done === bodies.size) tell(done, bodies.size);
     }
   }
 }

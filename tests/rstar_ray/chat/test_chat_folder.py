@@ -79,3 +79,18 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(folder: Path, change:
 def test_a_template_that_cannot_be_read_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"--chat.template: nowhere.jinja cannot be read"):
         load_chat(folder, ChatConfig(template="nowhere.jinja"), instruct=True)
+
+
+def test_a_placeholder_above_the_embedding_is_no_other_vocabulary_but_a_token_of_the_template_is(folder: Path):
+    from rstar_ray.chat.load_chat import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    size = max(tokenizer.get_vocab().values()) + 1
+    (folder / "config.json").write_text(f'{{"vocab_size": {size}}}')
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(str(folder))
+    assert load_chat(folder, ChatConfig(), instruct=True).profile.answer_end
+    tokenizer.chat_template = tokenizer.chat_template + "{# <image_soft_token> #}"
+    tokenizer.save_pretrained(str(folder))
+    with pytest.raises(ConfigError, match=f"knows token {size} .'<image_soft_token>'"):
+        load_chat(folder, ChatConfig(), instruct=True)

@@ -1,14 +1,16 @@
 """Models of shapes that are seldom met are understood, or refused in one line with what to give."""
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 
 from rstar_ray.chat.__main__ import main
 from rstar_ray.chat.encoding import Encoder
-from rstar_ray.chat.load_chat import load_chat
+from rstar_ray.chat.load_chat import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import conversation
@@ -94,6 +96,29 @@ def test_a_call_as_the_template_writes_it_is_read_back(name: str, tmp_path: Path
         said = chat.profile.thought.closes + said
     (call,) = chat.read(chat.encoder.encode(said, after=before), after_tools=False).calls
     assert (call.code, call.parse_error) == (CODE, None)
+
+
+def test_a_model_whose_template_writes_no_calls_is_shown_one(tmp_path: Path):
+    chat = chat_of_shape("lfm2", tmp_path)
+    asked = chat.decode(chat.prompt_ids(PROBLEM))
+    assert "<|tool_list_start|>" in asked and 'Call one like this:\n<tool_call>\n{"name": ' in asked
+
+
+def test_a_model_with_tokens_for_calls_that_its_template_does_not_write_is_refused_with_vllm_s_parser(tmp_path: Path):
+    tokenizer = shaped("lfm2-v2")
+    tokenizer.chat_template = shaped("lfm2").chat_template
+    with pytest.raises(ConfigError, match=r"--chat.parser: .* vLLM has a parser: vllm:lfm2;"):
+        configured_chat(tokenizer, ChatConfig(), generation={}, instruct=True)
+
+
+def test_a_token_that_takes_the_blanks_after_it_takes_them_between_parts_too():
+    tokenizer = copy.deepcopy(shaped("phi-4"))
+    taking = AddedToken("<|done|>", rstrip=True, special=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": [taking]})
+    encoder = Encoder(tokenizer)
+    assert [*encoder.encode("a<|done|>"), *encoder.encode("\n b\n", after="a<|done|>")] == list(
+        tokenizer.encode("a<|done|>\n b\n", add_special_tokens=False)
+    )
 
 
 @pytest.mark.parametrize("name", SPACED)

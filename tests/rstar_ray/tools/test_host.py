@@ -1,6 +1,7 @@
 """A tool at its host: deadlines, caps, and the state of each rollout."""
 
 import asyncio
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,13 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required"
 PROBLEM = Problem(id="p", problem="?", answer="3")
 
 
+class Unsendable(str):
+    """As a parser's string that refers to its tree."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be sent")
+
+
 async def odd(text: str) -> Any:
     match text:
         case "fail":
@@ -27,6 +35,8 @@ async def odd(text: str) -> Any:
             await asyncio.Event().wait()
         case "late":
             raise TimeoutError("of its own")
+        case "subclass":
+            return Unsendable("an element's text")
         case "megabyte":
             return "x" * (1 << 20)
         case "number":
@@ -376,3 +386,9 @@ async def test_what_an_environment_does_at_the_end_is_bounded_and_checked(said: 
     first = await host.call(HostCall(arguments={"said": said}, rollout_id="r", holder="a", problem=PROBLEM))
     answer = await host.call(at_the_end(first.memory))
     assert (answer.outcome, answer.text, answer.reward) == (outcome, text, None)
+
+
+async def test_a_subclass_of_str_arrives_as_text():
+    tool = Tool(name="odd", description="?", parameters=TEXT, function=odd)
+    got = await ToolHost(tool).call(HostCall(arguments={"text": "subclass"}))
+    assert pickle.loads(pickle.dumps(got)).text == "an element's text"

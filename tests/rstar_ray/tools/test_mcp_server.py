@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from rstar_ray.errors import ConfigError
@@ -23,7 +24,7 @@ from rstar_ray.tools.mcp_server import mcp_tools
 from rstar_ray.tools.tool import Tool
 
 FRAIL = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from mcp.server.mcpserver import Context, MCPServer
 folder = Path(__file__).parent
@@ -38,6 +39,9 @@ async def echo(text: str) -> str:
         os._exit(3)
     if text == "bad": raise ValueError("of the text")
     if text.startswith("slow"): await asyncio.sleep(0.5)
+    if text == "hang once" and not (folder / "hung").exists():
+        (folder / "hung").write_text(str(os.getpid()))
+        time.sleep(1_000)
     return text
 @server.tool()
 def variable(name: str) -> str: return os.environ.get(name, "unset")
@@ -59,7 +63,10 @@ async def listed(context, params):
     return types.ListToolsResult(tools=[tool], next_cursor=str(at + 1) if at + 1 < len(NAMES) else None)
 async def called(context, params):
     if params.arguments: raise MCPError(types.INVALID_PARAMS, "takes nothing")
-    return types.CallToolResult(content=[types.TextContent(type="text", text="called " + params.name)])
+    file = types.TextResourceContents(uri="file:///a.txt", text="of a file")
+    image = types.ImageContent(type="image", data="AA==", mime_type="image/png")
+    text = types.TextContent(type="text", text="called " + params.name)
+    return types.CallToolResult(content=[text, types.EmbeddedResource(type="resource", resource=file), image])
 server = Server("paged", on_list_tools=listed, on_call_tool=called)
 async def main():
     async with stdio_server() as (read, write):
@@ -84,6 +91,12 @@ def host_of(tools: list[Tool], name: str = "echo") -> ToolHost:
     return ToolHost(next(tool for tool in tools if tool.name == name))
 
 
+async def until_it_answers(host: ToolHost) -> None:
+    async with asyncio.timeout(60):
+        while (await say(host, "a")).outcome is not Outcome.OK:
+            pass
+
+
 async def say(host: ToolHost, text: str) -> HostAnswer:
     return await host.call(HostCall(arguments={"text": text}))
 
@@ -105,6 +118,19 @@ async def test_a_server_that_dies_is_restarted_and_the_call_made_again(
 
 
 @pytest.mark.real
+async def test_a_server_that_hangs_is_given_up_and_ended(frail: list[str], tmp_path: Path, logged: list[str]):
+    host = host_of(mcp_tools(frail, deadline_s=2))
+    await until_it_answers(host)  # a start may take longer than a call
+    hung = [await say(host, "hang once"), await say(host, "a"), await say(host, "a")]
+    assert [one.outcome for one in hung] == [Outcome.TIMEOUT] * 3
+    await until_it_answers(host)
+    assert any("3 calls in a row unanswered: reconnecting" in line for line in logged)
+    async with asyncio.timeout(60):
+        while psutil.pid_exists(int((tmp_path / "hung").read_text())):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.real
 async def test_a_call_that_ends_its_server_each_time_is_not_an_outcome_and_harms_no_other(frail: list[str]):
     host = host_of(mcp_tools(frail, deadline_s=60))
     assert (await say(host, "a")).text == "a"
@@ -116,9 +142,11 @@ async def test_a_call_that_ends_its_server_each_time_is_not_an_outcome_and_harms
 
 @pytest.mark.real
 async def test_all_pages_of_tools_are_read_and_some_taken_under_other_names(paged: list[str]):
-    taken = mcp_tools(paged, only=["fits", "github.issue"], rename={"github.issue": "issue"})
+    taken = mcp_tools(paged, only=["fits", "github.issue"], rename={"github.issue": "issue"}, deadline_s=60)
     assert [tool.name for tool in taken] == ["issue", "fits"]
-    assert (await host_of(taken, "issue").call(HostCall(arguments={}))).text == "called github.issue"
+    assert (
+        await host_of(taken, "issue").call(HostCall(arguments={}))
+    ).text == "called github.issue\nof a file\n[image]"
     refused = await host_of(taken, "issue").call(HostCall(arguments={"a": 1}))
     assert (refused.outcome, refused.text, refused.fault) == (Outcome.ERROR, "Error: MCPError: takes nothing", "")
 
@@ -154,7 +182,7 @@ def test_tools_that_are_invalid_here_are_refused_with_the_way_around(
 
 @pytest.mark.real
 async def test_a_command_gets_its_environment(frail: list[str]):
-    host = host_of(mcp_tools(frail, env={"RSTAR_KEY": "secret"}), "variable")
+    host = host_of(mcp_tools(frail, env={"RSTAR_KEY": "secret"}, deadline_s=60), "variable")
     assert (await host.call(HostCall(arguments={"name": "RSTAR_KEY"}))).text == "secret"
     assert (await host.call(HostCall(arguments={"name": "RSTAR_OTHER"}))).text == "unset"
 
