@@ -5,6 +5,7 @@ RSTAR_RAY_TOKEN=... python recipes/chat.py --server http://127.0.0.1:8000
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -95,10 +96,16 @@ async def converse(talker: Talker, options: ChatOptions, screen: Screen) -> None
 
 
 def _ask() -> str:
-    try:
-        return input("> ").strip()
-    except EOFError:
-        return ""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        try:
+            return input("> ").strip()
+        except EOFError:
+            return ""
+    print("> ", end="", flush=True)
+    line = bytearray()  # without sys.stdin's lock, which a thread that still reads would hold at the end of the process
+    while (one := os.read(0, 1)) not in (b"", b"\n"):
+        line += one
+    return line.decode("utf-8", "replace").strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,14 +71,19 @@ class ServeOptions(TalkConfig):
         if not self.model:
             raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
         refuse_port(self.port)
-        of_tools = {"--tools.use": self.tools != ToolsConfig(), "--own-folder": bool(self.own_folder)}
-        if not self.run_tools and (given := next((name for name, is_given in of_tools.items() if is_given), "")):
-            unused = "without --run-tools, clients define and run the tools"
-            raise ConfigError(given, unused, "remove it, or give --run-tools")
+        unused = [f"--tools.{name}".replace("_", "-") for name in _different(self.tools, ToolsConfig())]
+        unused += ["--own-folder"] if self.own_folder else []
+        if unused and not self.run_tools:
+            why = "without --run-tools, clients define and run the tools"
+            raise ConfigError(unused[0], why, "remove it, or give --run-tools")
         auth.own_names(self.allow_host)
         for origin in self.allow_origin:
             if not re.fullmatch(r"https?://[^/?#\s]+", origin):
                 raise ConfigError("--allow-origin", f"{origin!r} is not an origin", "give one as https://host:port")
+
+
+def _different(tools: ToolsConfig, others: ToolsConfig) -> list[str]:
+    return [one.name for one in fields(tools) if getattr(tools, one.name) != getattr(others, one.name)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +300,7 @@ async def answering(options: ServeOptions) -> AsyncGenerator[Answers, None]:
         async with own_talker(options.model, options) as talker:
             yield AgentAnswers(talker, sampling)
         return
-    async with own_engine(options.model, options, []) as served:
+    async with own_engine(options.model, options, None) as served:
         yield PolicyAnswers(
             served.chat,
             served.engine,

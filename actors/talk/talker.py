@@ -172,14 +172,19 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
 
 
 @asynccontextmanager
-async def own_engine(model: str, config: TalkConfig, specs: Sequence[ToolSpec]) -> AsyncGenerator[ServedModel, None]:
-    """An engine that serves `model`, a folder or a Hugging Face id; it ends with the context."""
+async def own_engine(
+    model: str, config: TalkConfig, specs: Sequence[ToolSpec] | None
+) -> AsyncGenerator[ServedModel, None]:
+    """An engine that serves `model`, a folder or a Hugging Face id; it ends with the context.
+
+    Without `specs` clients define and run the tools.
+    """
     folder = local_folder(model)
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
-    chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
-    # A conversation has no environment: the user takes its place. Without specs clients bring the tools.
-    names = ("environment", "environments") if specs else tuple(one.name for one in fields(ToolsConfig))
+    chat, settings = chat_in(folder, config.chat, specs or ()), run_config(folder)
+    # A conversation has no environment: the user takes its place.
+    names = tuple(one.name for one in fields(ToolsConfig)) if specs is None else ("environment", "environments")
     but = [f"tools.{name}" for name in names]
     for line in different_settings(folder, config, but=but):
         print(line, file=sys.stderr, flush=True)  # stdout is for the policy's text

@@ -99,11 +99,16 @@ def _as_message(prompt_ids: Sequence[int], said: Sequence[int], chat: TokenizerC
     reader.feed(said)
     _, answer = reader.end()
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in answer.calls]
-    if not calls:
+    if len(calls) != len(reading.calls):
         return message
     thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
     shown = [{"type": "function", "function": function} for function in calls]
-    return {"role": "assistant", "content": answer.content, **thought, "tool_calls": shown}
+    made = {"role": "assistant", "content": answer.content, **thought, "tool_calls": shown}
+    try:
+        chat.conversation_ids([{"role": "user", "content": "?"}, made])
+    except ValueError:  # a control token in the arguments, or a template that takes one call
+        return message
+    return made
 
 
 def as_written(call: ToolCall) -> str:

@@ -33,7 +33,7 @@ class Encoder:
         """The tokens of each of `texts`, as they follow the corresponding text of `after`."""
         if self._swallowing:  # tokens that take the blanks after them
             texts = [
-                text.lstrip() if before.endswith(self._swallowing) else text
+                text.lstrip() if before.rstrip().endswith(self._swallowing) else text
                 for text, before in zip(texts, after, strict=True)
             ]
         if not self.puts_space_first or not texts:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rstar_ray.chat.call_syntax import CallSyntax
+from rstar_ray.chat.chat_profile import ChatProfile
 from rstar_ray.chat.instructions import system_text
 from rstar_ray.chat.protocol import python_tool, with_protocol
-from rstar_ray.chat.resolve import for_tools, resolve
+from rstar_ray.chat.resolve import VLLM_PARSERS, for_tools, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError, one_line
@@ -45,7 +46,7 @@ def load_chat(
     """
     tokenizer = load_tokenizer(folder)
     found = _generation(tokenizer, folder)
-    _refuse_other_vocabulary(tokenizer, folder, config)
+    _refuse_other_vocabulary(tokenizer, folder, with_protocol(config))
     return configured_chat(tokenizer, config, generation=found, instruct=instruct, tools=tools, syntax_of=syntax_of)
 
 
@@ -64,6 +65,9 @@ def configured_chat(
     if config.template:
         tokenizer.chat_template = _template(config.template)
     found = resolve(tokenizer, generation, config)
+    shows_tools = instruct or config.protocol != "own"
+    if tools and shows_tools and config.parser == "auto":
+        _refuse_unwritten_calls(tokenizer, found)
     profile = for_tools(found, [tool.name for tool in tools])
     syntax = None
     if syntax_of is not None and profile.syntax.startswith("vllm:"):
@@ -74,11 +78,23 @@ def configured_chat(
         profile,
         system=system_text(config, tools, instruct=instruct),
         before=config.before,
-        shows_tools=instruct or config.protocol != "own",
+        shows_tools=shows_tools,
         tools=tools,
         thinking=config.thinking,
         syntax=syntax,
     )
+
+
+def _refuse_unwritten_calls(tokenizer: Any, profile: ChatProfile) -> None:
+    """Refuse a template that shows tools but writes no calls, where the model has a token that begins its calls."""
+    added = tokenizer.get_added_vocab()
+    known = next((name for begins, name in VLLM_PARSERS.items() if begins.rstrip("[") in added), "")
+    if known and profile.template.shows_tools and not profile.template.writes_calls:
+        raise ConfigError(
+            "--chat.parser",
+            "the template shows tools but writes no calls, and the tokenizer has a token that begins them",
+            f"vLLM has a parser: vllm:{known}; hermes asks the model for another way of calling",
+        )
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -41,12 +41,15 @@ class Renderer:
         thought: Thought,
         *,
         switches: Mapping[str, Any] | None = None,
+        shows_example: bool = True,
     ) -> None:
+        """`shows_example`: the model is shown a call where the template shows tools but writes no calls."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._syntax = syntax
         self._thought = thought
         self._switches = dict(switches or {})
+        self._shows_example = shows_example
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, opens: bool) -> str:
         """The text of a conversation; with `opens`, including the beginning of the assistant's next turn."""
@@ -64,7 +67,7 @@ class Renderer:
             adapted = _results_as_users(adapted)
         if tools and not facts.shows_tools:
             adapted = _with_system(adapted, self._tools_text(tools))
-        elif tools and not facts.writes_calls:
+        elif tools and not facts.writes_calls and self._shows_example:
             adapted = _with_system(adapted, EXAMPLE_TEXT.format(example=self._example(tools)))
         return adapted if facts.has_system else _system_into_first_user(adapted)
 

@@ -257,13 +257,6 @@ class _TemplateProbe:
             self._syntax = SYNTAXES[asked]
             return asked
         if not self._facts.writes_calls:
-            known = next((name for begins, name in VLLM_PARSERS.items() if begins.rstrip("[") in self._added), "")
-            if self._facts.shows_tools and known:
-                raise ConfigError(
-                    "--chat.parser",
-                    "the template shows tools but writes no calls, and the tokenizer has a token that begins them",
-                    f"vLLM has a parser: vllm:{known}; hermes asks the model for another way of calling",
-                )
             return HERMES.name
         rendered = self._rendered(_user(), _calling(), facts=self._facts)
         if PROBE_NAME not in rendered:  # only once it has its result

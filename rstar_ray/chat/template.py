@@ -74,7 +74,12 @@ class TokenizerChat:
         self.syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
         self._continuations: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, Sequence[Frame]]] = {}
         self.renderer = Renderer(
-            tokenizer, profile.template, self.syntax, profile.thought, switches=thinking_switches(thinking)
+            tokenizer,
+            profile.template,
+            self.syntax,
+            profile.thought,
+            switches=thinking_switches(thinking),
+            shows_example=not profile.syntax.startswith("vllm:"),  # the model knows how its own calls are written
         )
         self.encoder = Encoder(tokenizer)
         self._prompt, frame = self._prompt_frame(), profile.tool_frame

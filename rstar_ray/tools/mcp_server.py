@@ -17,9 +17,11 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
 WAIT_SHARE = 0.5
+"""Share of a call's deadline for the connection; the rest is for the server's answer."""
 MOST_UNANSWERED = 3
 """Calls in a row without an answer by their deadline, after which the server counts as lost."""
-"""Share of a call's deadline for the connection; the rest is for the server's answer."""
+DEADLINE_SHARE = 0.9
+"""A call that is cancelled later than this share of its deadline had no answer in time; earlier, its rollout ended."""
 GONE = ("Session terminated", "Server returned an error response")
 """The client's messages if the server has dropped the session, or answers with an HTTP error such as 401 or 503."""
 
@@ -158,6 +160,18 @@ class _Held:
             self.left.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str
+    arguments: dict[str, Any]
+    begun_s: float  # the event loop's time
+    deadline_s: float
+
+    def after(self, share: float) -> float:
+        """The time at which this share of the deadline is over."""
+        return self.begun_s + share * self.deadline_s
+
+
 class _Connection:
     """One client, opened by the first call and held open by a task; opened again after the server was lost."""
 
@@ -180,45 +194,45 @@ class _Connection:
     def caller(self, name: str, deadline_s: float) -> Callable[..., Awaitable[str]]:
         """Function that calls a tool. Raises `ToolFailed` if the server reports an error, `ToolError` if it is gone."""
 
-        async def call(**arguments: Any) -> str:
-            by_s = asyncio.get_running_loop().time() + deadline_s * WAIT_SHARE
+        async def called(**arguments: Any) -> str:
+            call = _Call(name, arguments, asyncio.get_running_loop().time(), deadline_s)
             try:
-                result = await self._ask(name, arguments, by_s)
+                result = await self._ask(call)
             except _Lost as lost:
                 log.warning(f"{self._address} was lost ({lost}): reconnecting and repeating the call")
-                result = await self._ask_again(name, arguments, by_s)
+                result = await self._ask_again(call)
             text = "\n".join(map(_text_of, result.content))
             if result.is_error:
                 raise ToolFailed(text)
             return text
 
-        return call
+        return called
 
-    async def _ask_again(self, name: str, arguments: dict[str, Any], by_s: float) -> Any:
+    async def _ask_again(self, call: _Call) -> Any:
         """Repeat a call, one at a time, so that a call that crashes the server does not fail others."""
         try:
-            async with asyncio.timeout_at(by_s):
+            async with asyncio.timeout_at(call.after(WAIT_SHARE)):
                 await self._second_tries.acquire()
         except TimeoutError:
             raise ToolError(f"{self._address} was lost, and no time was left to ask it again") from None
         try:
-            return await self._ask(name, arguments, by_s)
+            return await self._ask(call)
         except _Lost as lost:
             raise ToolError(f"{self._address} was lost twice ({lost})") from lost
         finally:
             self._second_tries.release()
 
-    async def _ask(self, name: str, arguments: dict[str, Any], by_s: float) -> Any:
+    async def _ask(self, call: _Call) -> Any:
         """Call a tool. Raises `_Lost` and gives the connection up, but does not interrupt other calls that use it."""
         held = self._open()
         held.asking += 1
         try:
-            client = await self._opened(held, by_s)
-            result = await client.call_tool(name, arguments)
+            client = await self._opened(held, call.after(WAIT_SHARE))
+            result = await client.call_tool(call.name, call.arguments)
             held.unanswered = 0
             return result
         except asyncio.CancelledError:
-            if asyncio.get_running_loop().time() >= by_s:  # otherwise the rollout was abandoned
+            if asyncio.get_running_loop().time() >= call.after(DEADLINE_SHARE):
                 held.unanswered += 1
                 if held.unanswered == MOST_UNANSWERED:
                     log.warning(f"{self._address} left {MOST_UNANSWERED} calls in a row unanswered: reconnecting")
@@ -226,6 +240,7 @@ class _Connection:
             raise
         except Exception as error:
             if not _is_lost(error):
+                held.unanswered = 0
                 raise
             self._give_up(held)
             raise _Lost(_root(error)) from error

@@ -353,7 +353,11 @@ async def test_custom_tools_run_in_a_talk_as_in_a_rollout(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("given", "option"),
-    [({"tools": ToolsConfig(use=("own:search",))}, "--tools.use"), ({"own_folder": "x"}, "--own-folder")],
+    [
+        ({"tools": ToolsConfig(use=("own:search",))}, "--tools.use"),
+        ({"tools": ToolsConfig(max_calls_per_turn=4)}, "--tools.max-calls-per-turn"),
+        ({"own_folder": "x"}, "--own-folder"),
+    ],
 )
 def test_tools_that_clients_run_are_not_named_at_the_server(given: dict[str, Any], option: str):
     with pytest.raises(ConfigError, match=f"{option}: without --run-tools, clients define and run the tools"):

@@ -10,7 +10,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
-from tests.rstar_ray.chat.families import chat_with
+from tests.rstar_ray.chat.families import FAMILIES, chat_with, tokenizer_of
 from tests.rstar_ray.chat.shapes import shaped
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(6*7)"}}\n</tool_call>'
@@ -133,3 +133,21 @@ async def test_calls_that_control_tokens_mark_are_calls_in_the_messages_of_the_n
     messages = [*QUESTION, *heard[-1].messages, {"role": "user", "content": "Thanks"}]
     marker = chat.tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
     assert chat.conversation_ids(messages).count(marker) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "called"),
+    [
+        ("mistral", """[TOOL_CALLS] [{"name": "python", "arguments": {"code": "print('[INST]')"}}]</s>"""),
+        (
+            "llama3.1",
+            '<|python_tag|>{"name": "python", "parameters": {"code": "1"}}; '
+            '{"name": "python", "parameters": {"code": "2"}}<|eot_id|>',
+        ),
+    ],
+)
+async def test_calls_that_the_template_would_refuse_stay_text(family: str, called: str):
+    chat = chat_with(shaped(family) if family == "mistral" else tokenizer_of(FAMILIES[family]))
+    heard = await heard_in(chat, Script(chat, called, " It is 42." + chat.profile.answer_end))
+    said = [message for message in heard[-1].messages if message["role"] == "assistant"]
+    assert said[0]["content"] and "tool_calls" not in said[0]

@@ -264,7 +264,11 @@ class Browser {
     const parts = Object.fromEntries(new URLSearchParams(hash.split("?")[1] || ""));
     const { at = null, ...wanted } = parts;
     this.wanted = { ...NO_FILTER, ...Object.fromEntries(Object.entries(wanted).filter(([name]) => name in NO_FILTER)) };
-    if (this.wanted.q) await this.readAll();
+    await this.refresh(at);
+    if (this.selected >= 0) this.select(this.selected, false);
+    if (at === null || !this.wanted.q || this.keyNow() === at) return;
+    await this.readAll(); // it may be found by what was said in it
+    if (hash !== location.hash) return; // something else was chosen meanwhile
     await this.refresh(at);
     if (this.selected >= 0) this.select(this.selected, false);
   }

@@ -40,9 +40,10 @@ class Store {
   }
 
   take(data, ledger) {
+    const said = new Map([...(this.texts || [])].map(([row, text]) => [this.key(row), text]));
     this.opened = new Map();
     this.texts = new Map(); // lower case, by row, for the search
-    this.reading = false;
+    this.reading = null;
     Object.assign(this, { files: data.files, groups: data.groups, problems: data.problems, stops: data.stops, outcomes: data.outcomes, statuses: data.statuses, ledger });
     this.c = data.columns;
     this.length = this.c.group.length;
@@ -55,6 +56,7 @@ class Store {
       this.ofGroup[this.c.group[row]].push(row);
       this.ofProblem[this.groups[this.c.group[row]][2]].push(row);
     }
+    for (let row = 0; row < this.length && said.size; row++) if (said.has(this.key(row))) this.texts.set(row, said.get(this.key(row)));
     this.recorded = new Set(this.files.filter(file => !file.set).map(file => `${file.stage}-${file.step}`));
     this.lost = ledger.lost.map(([stage, step, id, status, reason]) => ({ stage, step, id, status, reason }))
       .filter(item => item.status === "dropped" || !this.recorded.has(`${item.stage}-${item.step}`));
@@ -162,14 +164,14 @@ class Store {
     return figures ? figures[this.ofGroup[group].indexOf(row)] : null;
   }
 
-  // Opens every text once, so that a search finds what was said; tells how far it is.
-  async readAll(tell) {
-    if (this.reading) return;
-    this.reading = true;
+  // Opens every text once, so that a search finds what was said; tells how far it is. Who asks again waits for the same reading.
+  readAll(tell) { return this.reading ||= this.readTexts(tell); }
+  async readTexts(tell) {
     const { texts: held, bodies } = this;
     let done = 0;
     for (const group of bodies) {
-      const texts = await this.source.read(this.block("texts", group)).catch(() => null);
+      const known = this.ofGroup[group].every(row => held.has(row));
+      const texts = known ? null : await this.source.read(this.block("texts", group)).catch(() => null);
       if (this.texts !== held) return; // new figures were taken, and are read from their beginning
       if (texts) this.ofGroup[group].forEach((row, i) => held.set(row, texts[i].turns.flatMap(turn => [turn.completion, ...turn.results.map(result => result[0])]).join("\n").toLowerCase()));
       if (++done % 20 === 0 || done === bodies.size) tell(done, bodies.size);

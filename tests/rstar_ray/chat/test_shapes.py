@@ -105,10 +105,13 @@ def test_a_model_whose_template_writes_no_calls_is_shown_one(tmp_path: Path):
 
 
 def test_a_model_with_tokens_for_calls_that_its_template_does_not_write_is_refused_with_vllm_s_parser(tmp_path: Path):
-    tokenizer = shaped("lfm2-v2")
+    tokenizer = copy.deepcopy(shaped("lfm2-v2"))
     tokenizer.chat_template = shaped("lfm2").chat_template
     with pytest.raises(ConfigError, match=r"--chat.parser: .* vLLM has a parser: vllm:lfm2;"):
         configured_chat(tokenizer, ChatConfig(), generation={}, instruct=True)
+    assert configured_chat(tokenizer, ChatConfig(), generation={}, instruct=True, tools=())
+    with_parser = configured_chat(tokenizer, ChatConfig(parser="vllm:lfm2"), generation={}, instruct=True)
+    assert "Call one like this" not in with_parser.decode(with_parser.prompt_ids(PROBLEM))
 
 
 def test_a_token_that_takes_the_blanks_after_it_takes_them_between_parts_too():
@@ -116,9 +119,10 @@ def test_a_token_that_takes_the_blanks_after_it_takes_them_between_parts_too():
     taking = AddedToken("<|done|>", rstrip=True, special=True)
     tokenizer.add_special_tokens({"additional_special_tokens": [taking]})
     encoder = Encoder(tokenizer)
-    assert [*encoder.encode("a<|done|>"), *encoder.encode("\n b\n", after="a<|done|>")] == list(
-        tokenizer.encode("a<|done|>\n b\n", add_special_tokens=False)
-    )
+    parts = ("a<|done|>", "\n", " b\n")
+    ids = [*encoder.encode(parts[0])]
+    ids += [*encoder.encode(parts[1], after=parts[0]), *encoder.encode(parts[2], after=parts[0] + parts[1])]
+    assert ids == list(tokenizer.encode("".join(parts), add_special_tokens=False))
 
 
 @pytest.mark.parametrize("name", SPACED)
