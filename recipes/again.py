@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from actors.launch.stop_signals import SIGNALS
 
 MEANT = (0, 2, 3, 130)
-"""Exit statuses of a run that has ended, was refused, has learned nothing, or was stopped by the user
+"""Exit statuses of a run that has ended, was refused, had no usable updates, or was stopped by the user
 (`actors.launch.exit_status`).
 """
 SOON_S = 600.0

@@ -102,7 +102,7 @@ def _ask() -> str:
         except EOFError:
             return ""
     print("> ", end="", flush=True)
-    line = bytearray()  # without sys.stdin's lock, which a thread that still reads would hold at the end of the process
+    line = bytearray()  # sys.stdin is not used: a thread that still reads it would hold its lock at the process's end
     while (one := os.read(0, 1)) not in (b"", b"\n"):
         line += one
     return line.decode("utf-8", "replace").strip()

@@ -16,7 +16,7 @@ import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,8 +31,8 @@ from rstar_ray.agent import chat_request, messages_request
 from rstar_ray.agent.chat_request import BadRequest, ChatRequest, Chunks, Finished, model_entry, usage_of
 from rstar_ray.agent.messages_request import Events
 from rstar_ray.agent.talk import TalkEvent
-from rstar_ray.config import ToolsConfig
-from rstar_ray.config.options import options_of
+from rstar_ray.config import ToolsConfig, leaves
+from rstar_ray.config.options import options_of, spelled
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling, StopReason
 from sandbox.http import auth
@@ -71,19 +71,16 @@ class ServeOptions(TalkConfig):
         if not self.model:
             raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
         refuse_port(self.port)
-        unused = [f"--tools.{name}".replace("_", "-") for name in _different(self.tools, ToolsConfig())]
-        unused += ["--own-folder"] if self.own_folder else []
+        defaults = {"own_folder": "", **leaves(ToolsConfig(), "tools.")}
+        given = {"own_folder": self.own_folder, **leaves(self.tools, "tools.")}
+        unused = [name for name in given if given[name] != defaults[name]]
         if unused and not self.run_tools:
             why = "without --run-tools, clients define and run the tools"
-            raise ConfigError(unused[0], why, "remove it, or give --run-tools")
+            raise ConfigError(spelled(unused[0]), why, "remove it, or give --run-tools")
         auth.own_names(self.allow_host)
         for origin in self.allow_origin:
             if not re.fullmatch(r"https?://[^/?#\s]+", origin):
                 raise ConfigError("--allow-origin", f"{origin!r} is not an origin", "give one as https://host:port")
-
-
-def _different(tools: ToolsConfig, others: ToolsConfig) -> list[str]:
-    return [one.name for one in fields(tools) if getattr(tools, one.name) != getattr(others, one.name)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ class StageProgress:
     @classmethod
     def read(cls, checkpoint: Path) -> "StageProgress":
         """Read from a checkpoint's folder. Raises `ConfigError` with the file's name where a field is missing."""
-        names = {one.name for one in fields(cls)} - {"low_ess_steps"}  # which older checkpoints do not have
+        names = {one.name for one in fields(cls)} - {"low_ess_steps"}  # older checkpoints do not have it
         return cls.from_json(read_object(checkpoint / "progress.json", *names))
 
     @classmethod

@@ -14,9 +14,8 @@ log = logging.getLogger(__name__)
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
     """Run `act` with logging to the console; returns the exit status.
 
-    0 or the status that `act` returns, 1 failed, 2 refused before anything started, 3 ended because the updates taught
-    nothing, 130 stopped by the user.
-    `interrupted` is logged if Ctrl-C ends it.
+    0 or the status that `act` returns, 1 failed, 2 refused before anything started, 3 ended because steps in a row had
+    no usable update, 130 stopped by the user. `interrupted` is logged if Ctrl-C ends it.
     """
     with console_logging():
         status = _status_of(act, interrupted)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from rstar_ray.agent.rollout import ExecuteFn, answer_calls
 from rstar_ray.chat.answer import AnswerReader, TextOfTokens
 from rstar_ray.chat.streamed import Streamed
-from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.template import Reading, TokenizerChat
 from rstar_ray.trajectory import StopReason, ToolCall
 
 Message = Mapping[str, Any]
@@ -62,7 +62,7 @@ async def talk(
                 yield heard
         sampled += len(said)
         reading = chat.read(said, after_tools=turn > 0)
-        spoken.append(_as_message(ids, said, chat, after_tools=turn > 0))
+        spoken.append(_as_message(ids, said, reading, chat, after_tools=turn > 0))
         if not said or said[-1] not in chat.profile.stop_token_ids:
             stop = StopReason.TRUNCATED
             break
@@ -87,11 +87,13 @@ async def talk(
     )
 
 
-def _as_message(prompt_ids: Sequence[int], said: Sequence[int], chat: TokenizerChat, *, after_tools: bool) -> Message:
-    """A completion as a message: its text, or its content and calls where control tokens mark them, since a message's
-    text never becomes control tokens.
+def _as_message(
+    prompt_ids: Sequence[int], said: Sequence[int], reading: Reading, chat: TokenizerChat, *, after_tools: bool
+) -> Message:
+    """A completion as a message: its whole text, or separate calls if control tokens mark them.
+
+    The text of a message never becomes control tokens.
     """
-    reading = chat.read(said, after_tools=after_tools)
     message = {"role": "assistant", "content": chat.as_content(reading, after_tools=after_tools)}
     if not reading.calls or not chat.control_tokens.search(reading.text) or not chat.profile.template.writes_calls:
         return message
@@ -106,7 +108,7 @@ def _as_message(prompt_ids: Sequence[int], said: Sequence[int], chat: TokenizerC
     made = {"role": "assistant", "content": answer.content, **thought, "tool_calls": shown}
     try:
         chat.conversation_ids([{"role": "user", "content": "?"}, made])
-    except ValueError:  # a control token in the arguments, or a template that takes one call
+    except ValueError:  # a control token in the arguments, or a template that allows one call only
         return message
     return made
 

@@ -20,7 +20,7 @@ class Encoder:
         one = self._encode(["x"])[0]
         self.puts_space_first: bool = tokenizer.decode([*one, *one]) != "xx"
         added = tokenizer.added_tokens_decoder.values()
-        self._swallowing = tuple(str(token) for token in added if token.rstrip)
+        self._strip_after = tuple(str(token) for token in added if token.rstrip)
         self._specials = tuple(str(token) for token in added if token.special)
         self._sentinel, self._sentinel_ids = self._find_sentinel() if self.puts_space_first else ("", [])
         self._after_specials = self.puts_space_first and self._puts_space_after_specials()
@@ -31,9 +31,9 @@ class Encoder:
 
     def encode_all(self, texts: Sequence[str], *, after: Sequence[str], plain: bool = False) -> list[list[int]]:
         """The tokens of each of `texts`, as they follow the corresponding text of `after`."""
-        if self._swallowing:  # tokens that take the blanks after them
+        if self._strip_after:  # tokens that include the whitespace after them
             texts = [
-                text.lstrip() if before.rstrip().endswith(self._swallowing) else text
+                text.lstrip() if before.rstrip().endswith(self._strip_after) else text
                 for text, before in zip(texts, after, strict=True)
             ]
         if not self.puts_space_first or not texts:

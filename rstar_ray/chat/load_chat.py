@@ -46,8 +46,9 @@ def load_chat(
     """
     tokenizer = load_tokenizer(folder)
     found = _generation(tokenizer, folder)
-    _refuse_other_vocabulary(tokenizer, folder, with_protocol(config))
-    return configured_chat(tokenizer, config, generation=found, instruct=instruct, tools=tools, syntax_of=syntax_of)
+    chat = configured_chat(tokenizer, config, generation=found, instruct=instruct, tools=tools, syntax_of=syntax_of)
+    _refuse_other_vocabulary(chat, folder)
+    return chat
 
 
 def configured_chat(
@@ -86,14 +87,14 @@ def configured_chat(
 
 
 def _refuse_unwritten_calls(tokenizer: Any, profile: ChatProfile) -> None:
-    """Refuse a template that shows tools but writes no calls, where the model has a token that begins its calls."""
+    """Refuse a template that shows tools but does not write calls, if a token of the tokenizer begins calls."""
     added = tokenizer.get_added_vocab()
     known = next((name for begins, name in VLLM_PARSERS.items() if begins.rstrip("[") in added), "")
     if known and profile.template.shows_tools and not profile.template.writes_calls:
         raise ConfigError(
             "--chat.parser",
-            "the template shows tools but writes no calls, and the tokenizer has a token that begins them",
-            f"vLLM has a parser: vllm:{known}; hermes asks the model for another way of calling",
+            "the template shows tools but does not write calls, and the tokenizer has a token that begins them",
+            f"vLLM has a parser: vllm:{known}. With hermes, the prompt shows the model another format",
         )
 
 
@@ -123,17 +124,17 @@ def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
     return folder / GENERATION, folder / TEMPLATE
 
 
-def _refuse_other_vocabulary(tokenizer: Any, folder: Path, chat: ChatConfig) -> None:
+def _refuse_other_vocabulary(chat: TokenizerChat, folder: Path) -> None:
     """Refuse a token without a row in the model's embedding, because its first use would end the run.
 
-    A control token that neither the template nor a turn's end uses is never used: Gemma 3 1B's tokenizer has the
-    placeholder for images of the larger models.
+    A control token that is neither in the template nor a stop token is never used: Gemma 3 1B's tokenizer has the image
+    placeholder of the larger models.
     """
     config = _json(folder / "config.json")
     part = config.get("text_config")
     size = (cast(dict[str, Any], part) if isinstance(part, dict) and part else config).get("vocab_size")
-    used = f"{tokenizer.chat_template}{_template(chat.template) if chat.template else ''}{chat.stop}"
-    used += f"{tokenizer.bos_token}{tokenizer.eos_token}"
+    tokenizer = chat.tokenizer
+    used = f"{tokenizer.chat_template}{tokenizer.bos_token}{dict(chat.profile.stop_tokens)}"
     unused = {
         number for number, token in tokenizer.added_tokens_decoder.items() if token.special and str(token) not in used
     }

@@ -43,7 +43,7 @@ class Renderer:
         switches: Mapping[str, Any] | None = None,
         shows_example: bool = True,
     ) -> None:
-        """`shows_example`: the model is shown a call where the template shows tools but writes no calls."""
+        """`shows_example`: the prompt shows a call if the template shows tools but does not write calls."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._syntax = syntax

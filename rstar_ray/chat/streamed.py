@@ -55,7 +55,7 @@ class Streamed:
 
     def __init__(self, thought: Thought, *, inside: bool, call_markers: Sequence[tuple[str, str]] = ()) -> None:
         """`inside`: the prompt has opened a thought. `call_markers`: (opening, closing) markers of calls, which
-        are held back; a marker with an empty closing one is held back alone.
+        are held back; if the closing marker is empty, only the opening one is held back.
         """
         self._thought = thought
         self._calls = dict(call_markers)

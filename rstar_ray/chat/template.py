@@ -68,7 +68,7 @@ class TokenizerChat:
         self._system = system
         self._before = before
         self._tools = {tool.name: tool for tool in tools}
-        self.schemas = [tool.as_schema() for tool in tools]
+        self.schemas = [tool.as_schema() for tool in tools]  # of the tools in use, in OpenAI's format
         self._schemas = self.schemas if shows_tools and tools else None
         self.shows_tools = shows_tools
         self.syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
@@ -79,7 +79,7 @@ class TokenizerChat:
             self.syntax,
             profile.thought,
             switches=thinking_switches(thinking),
-            shows_example=not profile.syntax.startswith("vllm:"),  # the model knows how its own calls are written
+            shows_example=not profile.syntax.startswith("vllm:"),  # the model was trained on that format
         )
         self.encoder = Encoder(tokenizer)
         self._prompt, frame = self._prompt_frame(), profile.tool_frame
@@ -212,9 +212,9 @@ class TokenizerChat:
 
     @property
     def call_markers(self) -> list[tuple[str, str]]:
-        """The opening and closing markers of a call, where the syntax has such markers.
+        """The opening and closing markers of a call; empty where the syntax has no markers.
 
-        Those around all calls of a turn come with an empty closing marker.
+        A marker around all calls of a turn has an empty closing marker.
         """
         if not isinstance(self.syntax, Marked):
             return []

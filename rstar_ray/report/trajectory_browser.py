@@ -48,7 +48,7 @@ class Browser:
         self.groups.append([_short_id(siblings.group_id, first), siblings.file, self._problem(first), place])
         statuses = statuses_of(siblings, self.files[siblings.file], known)
         for place, row in enumerate(siblings.rows):
-            last = row["rollout_id"].rpartition("/")[2]  # its number among those drawn: a dropped one has no row
+            last = row["rollout_id"].rpartition("/")[2]  # its number in the group: a dropped rollout has no row
             sibling = int(last) if last.isdecimal() else place
             self.values.append(row_values(row, sibling, number, statuses, self.words))
         self.rows_in_file[siblings.file] = self.rows_in_file.get(siblings.file, 0) + len(siblings.rows)

@@ -21,7 +21,7 @@ WAIT_SHARE = 0.5
 MOST_UNANSWERED = 3
 """Calls in a row without an answer by their deadline, after which the server counts as lost."""
 DEADLINE_SHARE = 0.9
-"""A call that is cancelled later than this share of its deadline had no answer in time; earlier, its rollout ended."""
+"""A call that is cancelled after this share of its deadline timed out; before, its rollout was abandoned."""
 GONE = ("Session terminated", "Server returned an error response")
 """The client's messages if the server has dropped the session, or answers with an HTTP error such as 401 or 503."""
 
@@ -162,6 +162,8 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """A call of a tool, with its deadline."""
+
     name: str
     arguments: dict[str, Any]
     begun_s: float  # the event loop's time
@@ -286,7 +288,7 @@ class _Connection:
 
 
 def _text_of(part: Any) -> str:
-    """A result's part as text: text itself, an embedded text file, or what it is."""
+    """One part of a result as text: its text, the text of an embedded file, or the part's type."""
     text = getattr(part, "text", None)
     if text is None:
         text = getattr(getattr(part, "resource", None), "text", None)

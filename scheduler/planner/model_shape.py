@@ -8,10 +8,6 @@ from typing import Any, cast
 from rstar_ray.experts import experts_in
 
 GB = 1e9
-TIED_BY_DEFAULT = ("gemma", "cohere", "smollm3", "starcoder2", "lfm2", "ernie4_5", "minicpm3")
-"""Beginnings of model types whose `tie_word_embeddings` is true where a configuration does not name it
-(transformers' defaults).
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +114,8 @@ def read_model(path: Path) -> ModelShape:
     head_dim, intermediate = number("head_dim", hidden // heads), number("intermediate_size")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     tied = row.get("tie_word_embeddings")
-    if tied is None:  # saved configurations leave out the default of their type
-        tied = str(row.get("model_type")).startswith(TIED_BY_DEFAULT)
+    if tied is None:
+        tied = _tied_by_default(str(row.get("model_type", "")))
     embeddings = vocabulary * hidden * (1 if tied else 2)
     return ModelShape(
         name=str(row.get("_name_or_path") or path.parent.name),
@@ -132,3 +128,12 @@ def read_model(path: Path) -> ModelShape:
         head_dim=head_dim,
         vocabulary=vocabulary,
     )
+
+
+def _tied_by_default(model_type: str) -> bool:
+    """transformers' default of `tie_word_embeddings`, which saved configurations leave out; False for other types."""
+    if not model_type:
+        return False
+    from transformers import CONFIG_MAPPING  # importing it takes a second
+
+    return model_type in CONFIG_MAPPING and bool(getattr(CONFIG_MAPPING[model_type](), "tie_word_embeddings", False))

@@ -237,8 +237,8 @@ async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_rewa
     assert answered == "\nU:higher\nA:\nT:3\nA:"
 
 
-class Opening(CharChat):
-    """Records after which turns a completion is read as one after tools."""
+class RecordingChat(CharChat):
+    """Records whether each completion is read as one that follows tool results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class Opening(CharChat):
 
 
 async def test_a_turn_after_the_environment_s_reply_is_not_read_as_one_after_tools():
-    chat, talk = Opening(), Talk()
+    chat, talk = RecordingChat(), Talk()
     state = await run_rollout(
         begun(replace(LIMITS, max_environment_turns=2)),
         generate=ScriptedEngine(["1", call("1+2"), "2", "3"]),

@@ -412,7 +412,7 @@ async def test_rl_stops_with_a_checkpoint_where_the_effective_sample_size_stays_
     with pytest.raises(NothingLearned, match=said):
         await train(config, tmp_path, fake_context(learner.policy, learner=learner))
     assert RunDir(tmp_path).checkpoints("stage1")[-1].step == 4
-    with pytest.raises(NothingLearned, match="stage1 step 6:"):  # the same command goes on for as many steps
+    with pytest.raises(NothingLearned, match="stage1 step 6:"):  # the same command resumes for as many steps
         await train(config, tmp_path, fake_context(learner.policy, learner=learner))
 
 

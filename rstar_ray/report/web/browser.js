@@ -76,7 +76,7 @@ class Browser {
     const { store, wanted } = this, turn = this.turn = (this.turn || 0) + 1;
     const ids = wanted.stage && wanted.step ? await store.stepIds(wanted.stage, +wanted.step) : null;
     if (turn !== this.turn) return;
-    if (wanted.q) this.readAll(); // also for a filter from the address, and after new figures
+    if (wanted.q) this.readAll(); // for a filter from the address, and after a step's new data
     const started = performance.now();
     this.shown = store.filter(wanted, ids);
     this.filterMs = performance.now() - started;
@@ -267,8 +267,8 @@ class Browser {
     await this.refresh(at);
     if (this.selected >= 0) this.select(this.selected, false);
     if (at === null || !this.wanted.q || this.keyNow() === at) return;
-    await this.readAll(); // it may be found by what was said in it
-    if (hash !== location.hash) return; // something else was chosen meanwhile
+    await this.readAll(); // the search may find it by the text of its turns
+    if (hash !== location.hash) return; // another filter or trajectory was selected meanwhile
     await this.refresh(at);
     if (this.selected >= 0) this.select(this.selected, false);
   }

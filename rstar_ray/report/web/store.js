@@ -164,7 +164,7 @@ class Store {
     return figures ? figures[this.ofGroup[group].indexOf(row)] : null;
   }
 
-  // Opens every text once, so that a search finds what was said; tells how far it is. Who asks again waits for the same reading.
+  // Reads every text once, for the search, and reports the progress; concurrent calls share one reading.
   readAll(tell) { return this.reading ||= this.readTexts(tell); }
   async readTexts(tell) {
     const { texts: held, bodies } = this;
@@ -172,7 +172,7 @@ class Store {
     for (const group of bodies) {
       const known = this.ofGroup[group].every(row => held.has(row));
       const texts = known ? null : await this.source.read(this.block("texts", group)).catch(() => null);
-      if (this.texts !== held) return; // new figures were taken, and are read from their beginning
+      if (this.texts !== held) return; // new data arrived; it is read by a new call
       if (texts) this.ofGroup[group].forEach((row, i) => held.set(row, texts[i].turns.flatMap(turn => [turn.completion, ...turn.results.map(result => result[0])]).join("\n").toLowerCase()));
       if (++done % 20 === 0 || done === bodies.size) tell(done, bodies.size);
     }
