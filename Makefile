@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNREAL := not slow and not gpu and not real
 
-.PHONY: help setup train experiment test test-fast test-journeys test-wheel gpu-smoke gpu-first-hour chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast test-journeys test-all gpu-smoke gpu-first-hour chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## This list
@@ -60,15 +60,16 @@ experiment: $(READY)  ## Evidence of learning, arm by arm (docs/evidence.md); AR
 
 # The real ones come last: most of their time is starting processes. ARGS may select tests of one
 # half only (exit status 5: no test was selected).
-test: $(READY)  ## The tests that run on a CPU, without journeys and wheel
+test: $(READY)  ## The tests that run on a CPU, without journeys
 	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
-test-journeys: $(READY)  ## Two journeys of a user, two minutes each: the recipe, killed and resumed; a base model that becomes a served agent
+test-journeys: $(READY)  ## Journeys of a user, in minutes: the recipe, killed and resumed; a base model that becomes a served agent; the wheel by itself
 	$(BIN)/python -m pytest -q -m "journey and not slow" --numprocesses 2 $(ARGS)
 
-test-wheel: $(READY)  ## Build the wheel, install it in a fresh environment outside the checkout, and train to a first RL step
-	$(BIN)/python -m pytest -q tests/test_wheel.py $(ARGS)
+test-all: $(READY)  ## What CI runs: the tests that run on a CPU, and the journeys
+	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2
+	$(BIN)/python -m pytest -q -m "real and not slow and not gpu" --numprocesses 2
 
 test-fast: $(READY)  ## The quick tests: without Ray, vLLM, DeepSpeed, sandbox and browser
 	$(BIN)/python -m pytest -q -m "$(UNREAL) and not isolated and not long" --numprocesses 2 $(ARGS)

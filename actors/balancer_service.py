@@ -52,10 +52,11 @@ def _served(
 
     @wraps(method)
     async def serve(service: "BalancerService", *args: P.args, **kwargs: P.kwargs) -> R:
-        result = method(service.balancer, *args, **kwargs)
-        if wakes:
-            service.wake()
-        return result
+        try:
+            return method(service.balancer, *args, **kwargs)
+        finally:  # a report of a replica in quarantine is processed too
+            if wakes:
+                service.wake()
 
     return serve
 
@@ -97,7 +98,6 @@ class BalancerService:
     return_rollouts = _served(Balancer.return_rollouts)
     missing = _served(Balancer.missing, wakes=False)
     set_policy_version = _served(Balancer.set_policy_version, wakes=False)
-    withdraw_versions = _served(Balancer.withdraw_versions, wakes=False)
     snapshot = _served(Balancer.snapshot, wakes=False)
     step_figures = _served(Balancer.step_figures, wakes=False)
 

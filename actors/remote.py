@@ -145,7 +145,7 @@ class AckedQueue(Generic[T]):
         self._changed.set()
 
     def close(self, fault: BaseException) -> None:
-        """Every `take`, an open one included, raises this fault from now on."""
+        """Every `take`, an open one included, raises this fault once no items are left."""
         self._fault = fault
         self._changed.set()
 
@@ -164,7 +164,7 @@ class AckedQueue(Generic[T]):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
             except TimeoutError:
                 return Batch(acknowledged)
-        if self._fault is not None:
+        if self._fault is not None and not self._items:
             raise self._fault
         return Batch(self._number, tuple(self._items))
 

@@ -69,7 +69,6 @@ class SandboxExecutor(ServiceActor):
         super().__init__(name)
         self._meter = ray_meter(run)
         self._pool = SandboxPool(config)
-        self._deadline_s = config.deadline_s
         self._starting: asyncio.Task[Any] | None = None
         self._num_answered = 0
         self._reported: PoolStats | None = None  # with the heartbeat before
@@ -121,7 +120,7 @@ class SandboxExecutor(ServiceActor):
     async def _answer(self, request: ExecutionRequest, caller: str) -> Answer:
         share = COMPARISONS if request.trusted else caller
         try:
-            return await self._pool.run(request, share, deadline_s=patience_s(request.limits, self._deadline_s))
+            return await self._pool.run(request, share)
         except Exception as failed:  # any failure here is ours, and the caller needs an answer
             return Failure(f"{type(failed).__name__}: {failed}")
 

@@ -41,6 +41,7 @@ from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.service import Service
 from actors.tool_client import host_silent_s
 from actors.tool_host import ToolHostActor, entry_of, host_names, hosts_up, start_hosts
+from actors.weights.transfer import Publication
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
@@ -105,8 +106,7 @@ class TrainingActors:
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
         self._turns = gpu_turns(config)
-        self._published_version: int | None = None  # served by all replicas, ...
-        self._published_checksum = 0  # ... and the checksum of its weights
+        self._served: Publication | None = None  # by all replicas
         self.tools: SandboxClient
 
     async def start(self, *, learner: bool = True) -> None:
@@ -146,7 +146,7 @@ class TrainingActors:
             journal=self._journal,
             several_versions=self._config.staleness > 0,
             meter=self.meter,
-            store_again=lambda version: self.learner.publish(version),
+            store_again=lambda version: self.learner.store_again(version),
             turn=self._turns.engine if self._turns else ANYTIME,
         )
         started = self._start_learner() if learner else _nothing()
@@ -218,8 +218,9 @@ class TrainingActors:
         """Send weights from learner to engines; they never pass the driver. Returns their checksum once all
         replicas serve them.
         """
-        if policy_version == self._published_version:
-            return self._published_checksum
+        if self._served is not None and self._served.policy_version == policy_version:
+            return self._served.checksum
+        self._served = None
         await self.replicas.serving()
         way = self._config.weight_way
         ranks = self._config.engine.tensor_parallel
@@ -229,7 +230,7 @@ class TrainingActors:
             log.info(f"weights by {way} reached no replica; using the object store: {_reasons(weights.failed)}")
             weights = await self.learner.publish(policy_version)
         await self.replicas.publish(weights)
-        self._published_version, self._published_checksum = policy_version, weights.checksum
+        self._served = weights
         return weights.checksum
 
     def publish_metrics(self) -> Mapping[str, float]:
@@ -260,8 +261,8 @@ class TrainingActors:
         return await self.watchdog.guard(run)
 
     async def _restart_learner(self) -> None:
-        await self.replicas.withdraw()
-        self._published_version = None  # weights that only the lost learner held are gone
+        await self.replicas.rollouts.abandon()  # they began after the checkpoint
+        self._served = None  # weights that only the lost learner held are gone
         await self.learner.restart()
 
     async def record(
@@ -327,7 +328,7 @@ class TrainingActors:
         assert self._turns is not None
         async with self._turns.learner():
             if self._config.sleeps:
-                self._published_version = None  # the engines drop it
+                self._served = None  # the engines drop it
                 await self.replicas.sleep()
             yield
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -103,7 +104,6 @@ def experiment(config: EvidenceConfig) -> Path:
 def plan_of(part: Part, arm: Arm, seed: int) -> Row:
     """The settings of an arm as JSON values, with digests of its rules and problems."""
     own = any(RULES.stem in options for _, options in arm.stages)
-    problems = [*training_problems(seed, prefixes=arm.prefixes), *heldout_problems()] if part.composed else []
     return {
         "sft": SFT,
         "stages": [list(stage) for stage in arm.stages],
@@ -111,8 +111,13 @@ def plan_of(part: Part, arm: Arm, seed: int) -> Row:
         "composed": part.composed,
         "prefixes": arm.prefixes,
         "rules": digest_of({"text": RULES.read_text()}) if own else "",
-        "problems": digest_of_problems(problems),
+        "problems": _digest_of_composed(seed, arm.prefixes) if part.composed else digest_of_problems([]),
     }
+
+
+@cache
+def _digest_of_composed(seed: int, prefixes: bool) -> str:
+    return digest_of_problems([*training_problems(seed, prefixes=prefixes), *heldout_problems()])
 
 
 def _refuse_other_plan(root: Path, row: Row) -> None:

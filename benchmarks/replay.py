@@ -182,7 +182,7 @@ class ReplayChat:
     def user_answer_ids(self, text: str) -> list[int]:
         raise AssertionError("a replay has no environment")
 
-    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+    def read(self, token_ids: Sequence[int], *, after_tools: bool, own_tools: bool = False) -> Reading:
         text = self.decode(token_ids)
         calls = () if token_ids[-1] == ANSWER else (ToolCall(code=str(token_ids[-2])),)
         return Reading(text=text, spoken=text, calls=calls)

@@ -135,6 +135,7 @@ class OwnServer:
     """`python -m sandbox serve` as a separate process, on any port."""
 
     def __init__(self, level: str, workers: int) -> None:
+        self._level = level
         self._command = [sys.executable, "-m", "sandbox", "serve", "--port", "0", "--level", level]
         self._command += ["--workers", str(workers)]
 
@@ -144,6 +145,9 @@ class OwnServer:
         line = self.process.stdout.readline().split()
         if len(line) < 2:
             raise SystemExit("the sandbox server did not start; try `python -m sandbox serve`")
+        if line[-1] != self._level:
+            self.__exit__()
+            raise SystemExit(f"--level {self._level}: the server reached {line[-1]}, which it prefers")
         self.url = line[1]
         return self
 

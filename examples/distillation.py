@@ -2,7 +2,8 @@
 
 python -m vllm.entrypoints.openai.api_server --model TEACHER --host 127.0.0.1 --port 8100 --max-model-len 32769
 python recipes/stage1.py --model STUDENT --algorithm.reference-model http://127.0.0.1:8100 --own-folder examples \\
-    --algorithm.loss distillation:reverse_kl --algorithm.resample none --algorithm.no-reject-equal-reward
+    --algorithm.loss distillation:reverse_kl --algorithm.resample none --algorithm.no-reject-equal-reward \\
+    --run-dir runs/distillation
 
 The loss is the policy gradient of the reverse KL divergence, KL(policy || teacher), as in MiniLLM (arXiv:2306.08543)
 and GKD (arXiv:2306.13649) with on-policy data. Rewards are only measured. The teacher must have the policy's tokenizer:

@@ -1,7 +1,7 @@
 """A Gymnasium environment that renders text and takes numbered actions, such as FrozenLake-v1.
 
 python examples/gym_text.py FrozenLake-v1 200 > lake.jsonl
-rstar stage 1 --data.train lake.jsonl --tools.environments gym_text:Gym --own-folder examples
+rstar stage 1 --data.train lake.jsonl --tools.environments gym_text:Gym --own-folder examples --run-dir runs/lake
 
 The first command writes a problem for each seed, whose text is the first observation. `gymnasium` (here 1.4) has to be
 installed beside rstar_ray. The reward of a rollout is the sum of the rewards of its steps.

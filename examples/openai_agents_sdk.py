@@ -2,7 +2,7 @@
 
 pip install --target agents-sdk --no-deps openai-agents griffe griffelib
 PYTHONPATH=agents-sdk python recipes/stage1.py --agent.run examples.openai_agents_sdk:solve \\
-    --agent.failed examples.openai_agents_sdk:failed
+    --agent.failed examples.openai_agents_sdk:failed --run-dir runs/agents-sdk
 
 It trains the tokens of the built-in loop.
 """

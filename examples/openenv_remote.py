@@ -1,6 +1,7 @@
 """An environment behind an OpenEnv server, over its WebSocket: nothing of OpenEnv is needed here.
 
-rstar stage 1 --data.train rows.jsonl --tools.environments openenv_remote:Remote --own-folder examples
+rstar stage 1 --data.train rows.jsonl --tools.environments openenv_remote:Remote --own-folder examples \\
+    --run-dir runs/remote
 
 A row has the server's `url`, the `field` of an action that takes the turn's text (`message`), and what its episode is
 `reset` with: {"id": "1", "problem": "Say hello.", "environment": "openenv_remote:Remote", "url": "ws://127.0.0.1:8000",

@@ -1,9 +1,11 @@
 """An environment of your own: Mastermind. The policy guesses digits and reads how close each guess is.
 
-rstar stage 1 --tools.environment own_environment:Mastermind --tools.max-environment-turns 8 --own-folder examples
+rstar stage 1 --data.train games.jsonl --data.heldout exam.jsonl --tools.environment own_environment:Mastermind \\
+    --tools.max-environment-turns 8 --own-folder examples --run-dir runs/game
 
-The problem's text is the first message, such as "Guess a number of 4 digits"; its answer is the number. Each turn
-without a tool call goes to `reply`, and a reply with a reward ends the rollout.
+Rows of both files: {"id": "1", "problem": "Guess a number of 4 digits", "answer": "1234"}. The problem's text is the
+first message, and its answer is the number to guess. Without the files, scale tiny would supply arithmetic problems.
+Each turn without a tool call goes to `reply`, and a reply with a reward ends the rollout.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A reward of your own: right answers count, and among them those with few tokens and no failed call count more.
 
-rstar stage 1 --reward.name own_reward:brief --own-folder examples
+rstar stage 1 --reward.name own_reward:brief --own-folder examples --run-dir runs/reward
 
 A reward is a function of the model's text and the problem's row. With a third argument it reads the whole rollout, and
 is called for rollouts that ran out of tokens or turns too.

@@ -1,8 +1,9 @@
 """Three published rules that are not built in: an advantage, a loss and a resampling rule of your own.
 
-python recipes/stage1.py --own-folder examples --algorithm.advantage own_rules:max_likelihood
-python recipes/stage1.py --own-folder examples --algorithm.loss own_rules:soft_gate --algorithm.normalisation sequence
-python recipes/stage1.py --own-folder examples --algorithm.resample own_rules:max_variance
+rstar stage 1 --own-folder examples --algorithm.advantage own_rules:max_likelihood --run-dir runs/maxrl
+rstar stage 1 --own-folder examples --algorithm.loss own_rules:soft_gate --algorithm.normalisation sequence \\
+    --run-dir runs/sapo
+rstar stage 1 --own-folder examples --algorithm.resample own_rules:max_variance --run-dir runs/pods
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """A tool of your own: read-only SQL over a small database, beside Python.
 
-rstar stage 1 --rollout.instruct --tools.use python own_tool:sql --own-folder examples
+rstar stage 1 --rollout.instruct --tools.use python own_tool:sql --own-folder examples --run-dir runs/tool
 
 A tool is a name, a JSON schema and an async function. It runs in a separate process, with your rights: the policy
 writes the query, so the database is opened read-only.

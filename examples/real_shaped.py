@@ -1,8 +1,9 @@
-"""What a researcher comes with, in small: a base model as Qwen's are, problems, conversations, a tool and a reward.
+"""Writes a small model, problems, conversations, a tool and a reward, to follow docs/own.md on a CPU.
 
-Everything is made here, of generated problems and, for the tokenizer, of Python's own library, which no change of this
-repository changes; only the sizes are not those of a 14B.
-`python -m examples.real_shaped FOLDER` writes it all to follow docs/own.md without a GPU.
+python -m examples.real_shaped FOLDER
+
+The model has Qwen3's architecture and chat template, and random weights. The problems are generated. The tokenizer is
+trained on them and on Python's standard library, so that changes of this repository do not change it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A class in the shape of TRL's `environment_factory`, as an agent of a run: its public methods are the policy's tools.
 
-rstar stage 1 --agent.run trl_environment:solve --own-folder examples --rollout.instruct
+rstar stage 1 --agent.run trl_environment:solve --own-folder examples --rollout.instruct --run-dir runs/trl
 
 `reset` gets the columns of the problem's row (`problem.metadata`) and may add to the first message. Each method is a
 tool, shown by its types and docstring. The reward is the attribute `reward` at the end; `done` ends the rollout early.

@@ -3,7 +3,8 @@
 python -m venv vf && vf/bin/pip install verifiers==0.4.0 uv
 vf/bin/python examples/verifiers_environment.py rows MY_TASKSET > rows.jsonl
 export RSTAR_VERIFIERS=vf/bin/python
-rstar stage 1 --data.train rows.jsonl --agent.run verifiers_environment:solve --own-folder examples
+rstar stage 1 --data.train rows.jsonl --agent.run verifiers_environment:solve --own-folder examples \\
+    --run-dir runs/verifiers
 
 `verifiers` runs the task with its `null` harness and its tools; the reward of the rollout is the trace's.
 """

@@ -10,6 +10,7 @@ COMMANDS = {
     "stage 2": ("recipes.stage2", (), "RL on all problems, longer responses"),
     "stage 3": ("recipes.stage3", (), "RL on the problems that are not solved yet"),
     "train": ("recipes.train", (), "SFT and the three stages in turn"),
+    "again": ("recipes.again", (), "run one of these, and start it again after a failure"),
     "evaluate": ("recipes.evaluate", (), "measure avg@k and pass@k of a policy"),
     "prepare": ("recipes.prepare", (), "convert published problem sets to training problems"),
     "plan": ("recipes.plan", (), "compute what fits on which GPUs, and how long a step takes"),
@@ -45,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     module, first, _ = COMMANDS[name]
     sys.argv = [f"rstar {name}", *first, *words[len(name.split()) :]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # while the command's modules are imported
+        return 130
     return 0
 
 

@@ -1,7 +1,12 @@
-"""A recipe that is started again whenever it died: the same command resumes from its newest checkpoint.
+"""Run a recipe, and start it again after each failure: the same command resumes from its newest checkpoint.
 
 python recipes/again.py recipes/train.py --run-dir runs/mine
-ray job submit --address http://127.0.0.1:8265 --working-dir . -- python recipes/again.py recipes/stage1.py
+rstar again train --run-dir runs/mine
+ray job submit --address http://127.0.0.1:8265 --working-dir . -- python recipes/again.py recipes/stage1.py \\
+    --run-dir runs/job
+
+It ends with the exit status of the last process: when the run is done, was refused, had no usable updates or was
+stopped, and after five failures in a row that each came within ten minutes of a start.
 """
 
 import ctypes
@@ -13,73 +18,86 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.launch.stop_signals import SIGNALS
+from recipes.__main__ import COMMANDS
+from rstar_ray.exit_status import DONE, NO_USABLE_UPDATE, REFUSED, STOPPED
 
-MEANT = (0, 2, 3, 130)
-"""Exit statuses of a run that has ended, was refused, had no usable updates, or was stopped by the user
-(`actors.launch.exit_status`).
-"""
-SOON_S = 600.0
-MOST_SOON = 5
-"""Failures in a row, each soon after a start, before it gives up."""
+FINAL_STATUSES = (DONE, REFUSED, NO_USABLE_UPDATE, STOPPED)
+"""Exit statuses after which another start would not help."""
+EARLY_FAILURE_S = 600.0
+MAX_EARLY_FAILURES = 5
+"""Failures in a row, each within `EARLY_FAILURE_S` of a start, after which it gives up."""
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """How a command ended."""
+class ProcessEnd:
+    """How a process ended."""
 
-    status: int  # a negative one is a signal's
-    stopped: bool  # it was asked to stop; while it starts or closes, any status may follow
+    status: int  # negative: the number of the signal that ended it
+    stopped: bool  # a stop was requested; while the process starts or closes, any status may follow
 
 
-class Deaths:
+class RestartPolicy:
     """Decides whether a command is started again."""
 
     def __init__(self) -> None:
-        self._soon = 0  # in a row
+        self._early_failures = 0  # in a row
 
-    def again(self, life: Life, lasted_s: float) -> bool:
-        """The decision after a process that ended in this way."""
-        self._soon = self._soon + 1 if lasted_s < SOON_S else 0
-        return not life.stopped and life.status not in MEANT and self._soon < MOST_SOON
+    def should_restart(self, end: ProcessEnd, ran_s: float) -> bool:
+        """The decision after a process that ran for `ran_s` seconds."""
+        self._early_failures = self._early_failures + 1 if ran_s < EARLY_FAILURE_S else 0
+        failed = not end.stopped and end.status not in FINAL_STATUSES
+        return failed and self._early_failures < MAX_EARLY_FAILURES
 
 
-def lived(command: Sequence[str]) -> Life:
+def run_process(command: Sequence[str]) -> ProcessEnd:
     """Run the command to its end, and forward the signals that this process receives.
 
-    It has a separate process group, so that a signal to the whole group, as by Ctrl-C, reaches it once. Where
-    this process is killed it ends too.
+    The command has a separate process group, so that a signal to the whole group, as by Ctrl-C, reaches it once. If
+    this process is killed, the command is killed too.
     """
     prctl = ctypes.CDLL(None).prctl
-    asked: list[int] = []
+    received: list[int] = []
 
-    def hand_on(number: int, _: object) -> None:
-        asked.append(number)
+    def forward(number: int, _: object) -> None:
+        received.append(number)
         child.send_signal(number)
 
     with subprocess.Popen(
         command, start_new_session=True, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     ) as child:
-        before = {number: signal.signal(number, hand_on) for number in SIGNALS}
+        before = {number: signal.signal(number, forward) for number in SIGNALS}
         try:
-            return Life(status=child.wait(), stopped=bool(asked))
+            return ProcessEnd(status=child.wait(), stopped=bool(received))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def main(command: Sequence[str]) -> int:
-    if not command:
-        print("usage: python recipes/again.py RECIPE [OPTIONS]", file=sys.stderr)
-        return 2
-    deaths = Deaths()
+def python_arguments(command: Sequence[str]) -> list[str]:
+    """The arguments of Python that run a recipe, which is a file or a command of `rstar`.
+
+    >>> python_arguments(["recipes/train.py", "--steps", "3"]), python_arguments(["stage", "1"])
+    (['recipes/train.py', '--steps', '3'], ['-m', 'recipes', 'stage', '1'])
+    """
+    names = {name.partition(" ")[0] for name in COMMANDS}
+    return ["-m", "recipes", *command] if command[0] in names else [*command]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    command = list(sys.argv[1:] if argv is None else argv)
+    if not command or command[0] in ("-h", "--help"):
+        usage = "usage: rstar again RECIPE [OPTIONS]; RECIPE is a file (recipes/train.py) or a command (train, stage 1)"
+        print(usage, file=sys.stdout if command else sys.stderr)
+        return DONE if command else REFUSED
+    policy = RestartPolicy()
     while True:
-        began_s = time.monotonic()
-        life = lived([sys.executable, *command])
-        if not deaths.again(life, time.monotonic() - began_s):
-            return life.status if life.status >= 0 else 128 - life.status
-        print(f"{command[0]} died ({life.status}) and is started again", flush=True)
+        started_s = time.monotonic()
+        end = run_process([sys.executable, *python_arguments(command)])
+        if not policy.should_restart(end, time.monotonic() - started_s):
+            return end.status if end.status >= 0 else 128 - end.status
+        print(f"{command[0]} failed (exit status {end.status}) and is started again", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

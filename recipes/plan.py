@@ -1,11 +1,14 @@
-"""What fits on these GPUs, and how long a step takes: on paper, in seconds, on any laptop.
+"""Compute what fits on given GPUs, and how long a step takes. It needs no GPU and a few seconds.
 
 python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
-python recipes/plan.py --gpus 1 --gpu-memory-gb 24 --model Qwen3-0.6B --offload
+python recipes/plan.py --gpus 1 --gpu-memory-gb 24 --model Qwen/Qwen3-0.6B --prompts 32 --offload \\
+    --micro-batch-tokens 8192
 python recipes/plan.py --gpus 8 --trace runs/mine/trajectories/stage1-step-000011.jsonl
 python recipes/plan.py --scale mi300x-64 --dry-run
 
-The last command places stand-ins on a cluster of fake nodes, and shows where each actor runs.
+The last command places stand-ins on a cluster of fake nodes, and shows where each actor runs. Options have no prefix:
+`--offload` is a run's `--learner.offload`, and `--prompts` its `--prompts-per-step`. Exit status: 0 it fits, or the
+placement is right; 1 it does not fit, or is wrong; 2 refused.
 """
 
 import argparse
@@ -32,6 +35,7 @@ from rstar_ray.config.options import given, options_of, spelled, with_config_fil
 from rstar_ray.config.run import OnInsufficientResources, Scale
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
+from rstar_ray.exit_status import exit_status_of
 from scheduler.planner.capacity import (
     ENGINE_OWN_GB,
     GROUP_ROLLOUTS,
@@ -99,7 +103,7 @@ class PlanConfig:
     (RUN/trajectories/*.jsonl), or a trace (docs/scheduler.md). Its longest response and most turns are taken as the
     limits. Also simulates placement rules on them."""
     model: str = ""
-    """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
+    """a folder, its config.json, or a hub id; default Qwen3-14B, or the model of --run-config"""
     tensor_parallel: int = RUN.engine.tensor_parallel
     """--engine.tensor-parallel of the run"""
     gpu_memory_share: float = 0.0
@@ -134,15 +138,16 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
-            raise ValueError("--dry-run needs a --scale, whose actors it places")
+            raise ConfigError("--dry-run", "needs a scale, whose actors it places", "give --scale too")
         if self.nodes < 0:
-            raise ValueError(f"--nodes is {self.nodes}, not a number of nodes")
+            raise ConfigError("--nodes", f"must be at least 0 (got {self.nodes})", "0 uses the scale's nodes")
         for option, number in (("--gpus", self.gpus), ("--gpu-memory-gb", self.gpu_memory_gb or 1)):
             if not 0 < number < math.inf:
-                raise ValueError(f"{option} is {number}, not a number above 0")
+                raise ConfigError(option, f"must be above 0 and finite (got {number:g})", "see --help for its unit")
         self.run()
         if self.gpus % self.tensor_parallel:
-            raise ValueError(f"--gpus {self.gpus} is not a multiple of --tensor-parallel {self.tensor_parallel}")
+            problem = f"not a multiple of --tensor-parallel {self.tensor_parallel} (got {self.gpus})"
+            raise ConfigError("--gpus", problem, "an engine uses that many GPUs")
 
     def run(self) -> RunConfig:
         """The settings of the planned run. Raises `ConfigError` by the option's name here."""
@@ -241,7 +246,7 @@ def of_run(run: RunConfig, file: str = "") -> PlanConfig:
     if machines is None or not machines.gpus:
         if file:
             raise ConfigError("--run-config", f"scale {scale} of the file has no GPUs to plan for", "set scale in it")
-        raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows the placement of actors")
+        raise ConfigError("--scale", f"{scale} has no GPUs to plan for", "give --dry-run to see the actors' placement")
     for option, dtype in (("--engine.dtype", engine.dtype), ("--learner.dtype", learner.dtype)):
         if dtype != "bfloat16":
             raise ConfigError(option, f"only bfloat16 is planned (got {dtype})", "set it in the file of --run-config")
@@ -272,14 +277,17 @@ def show_dry_run(config: PlanConfig) -> int:
 
 
 def shape_of(model: str) -> ModelShape:
-    """Of the model in a folder. Raises `ConfigError` where there is none, `ValueError` where it cannot be planned."""
+    """Of the model in a folder. Raises `ConfigError` where there is none, or where it cannot be planned."""
     if not model:
         return QWEN3_14B
     path = local_folder(model, weights=False)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ConfigError("--model", f"{path} does not exist", "give a model's folder, hub id or config.json")
-    return read_model(path)
+    try:
+        return read_model(path)
+    except ValueError as unknown:
+        raise ConfigError("--model", str(unknown), "give a dense model") from unknown
 
 
 @lru_cache(maxsize=2)
@@ -528,14 +536,21 @@ def row(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str,
     return fields | times | {"limited_by": placement.limited_by}
 
 
-def main() -> None:
-    try:
-        config = parsed(sys.argv[1:])
-        if config.dry_run:
-            sys.exit(show_dry_run(config))
-        model, colocated, separated = plan(config)
-    except (ConfigError, ValueError, OSError) as error:
-        sys.exit(f"plan: {error}")
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_status_of(lambda: show_plan(sys.argv[1:] if argv is None else argv), expected=_is_about_the_plan)
+
+
+def _is_about_the_plan(failed: Exception) -> bool:
+    """Whether the planner cannot compute it, or a file cannot be read."""
+    return isinstance(failed, ValueError | OSError)
+
+
+def show_plan(argv: Sequence[str]) -> int:
+    """Print the plan; returns 1 if no placement fits, else 0."""
+    config = parsed(argv)
+    if config.dry_run:
+        return show_dry_run(config)
+    model, colocated, separated = plan(config)
     if config.json:
         placements = [row(config, model, placement) for placement in (colocated, separated) if placement is not None]
         checkpoint = checkpoints(config, model, colocated.learner_gpus)
@@ -549,9 +564,8 @@ def main() -> None:
         print(json.dumps({**head, "placements": placements, "checkpoint": sizes}))
     else:
         print(report(config, model, colocated, separated))
-    if all(placement is None or placement.problems for placement in (colocated, separated)):
-        sys.exit(1)
+    return int(all(placement is None or placement.problems for placement in (colocated, separated)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -114,7 +114,7 @@ class PrepareConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 refused; nothing is half written."""
+    """Exit status: 0 done, 1 failed, 2 refused, 130 stopped; no file is written in part."""
     return run_command(PrepareConfig, _prepare, argv, description=__doc__)
 
 

@@ -6,7 +6,7 @@ python recipes/rehearse.py --scale gpu --model /shared/Qwen3-1.7B --data.train p
 Three steps of stage 1 on random weights of the model's full size: their samples hardly ever end by themselves,
 so that budgets decide every length. After the first step a worker is killed; at the end there are a checkpoint
 and, with held-out problems, an evaluation. Only config.json, tokenizer and chat template of --model are used,
-not its weights. All options of recipes/stage1.py hold. Exit status: 0 as planned, 1 different, 2 refused.
+not its weights. All options of recipes/stage1.py hold. Exit status: 0 as planned, 1 different or failed, 2 refused.
 """
 
 import logging
@@ -24,9 +24,7 @@ from actors.launch.command_line import parse
 from actors.launch.exit_status import status_of
 from actors.launch.run import run
 from actors.launch.run_paths import run_path
-from actors.launch.start_model import (
-    start_folder,
-)
+from actors.launch.start_model import start_folder
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.recipe import Recipe

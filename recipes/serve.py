@@ -176,12 +176,11 @@ class Server:
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        origin = request.headers.get("Origin", "")
-        invited = self._cross_origin(origin)
+        invited = self._cross_origin(request.headers)
         if invited and request.method == "OPTIONS":  # a browser's preflight request has no token
             return web.Response(status=204, headers=invited)
         headers = request.headers
-        if dialect_of(request) is ANTHROPIC and "Authorization" not in headers and "x-api-key" in headers:
+        if "Authorization" not in headers and "x-api-key" in headers:
             headers = CIMultiDict(headers, Authorization=f"Bearer {headers['x-api-key']}")
         refused = auth.refusal(
             request.method,
@@ -205,14 +204,16 @@ class Server:
             answer.headers.update(invited)
         return answer
 
-    def _cross_origin(self, origin: str) -> dict[str, str]:
+    def _cross_origin(self, headers: Mapping[str, str]) -> dict[str, str]:
+        origin = headers.get("Origin", "")
         if not origin or origin not in self._options.allow_origin:
             return {}
+        usual = "Authorization, Content-Type, x-api-key, anthropic-version"
         return {
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Headers": "Authorization, Content-Type, x-api-key, anthropic-version",
+            "Access-Control-Allow-Headers": headers.get("Access-Control-Request-Headers", usual),
             "Access-Control-Allow-Methods": "GET, POST",
-            "Vary": "Origin",
+            "Vary": "Origin, Access-Control-Request-Headers",
         }
 
     async def _ping(self, request: web.Request) -> web.Response:
@@ -251,7 +252,7 @@ class Server:
     async def _streamed(
         self, request: web.Request, parts: AsyncGenerator[Mapping[str, Any] | Finished, None], events: Chunks | Events
     ) -> web.StreamResponse:
-        invited = self._cross_origin(request.headers.get("Origin", ""))
+        invited = self._cross_origin(request.headers)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **invited})
         part: Mapping[str, Any] | Finished | None = await anext(parts)  # a refusal is a status
         await response.prepare(request)  # from here on nothing but events may be written

@@ -308,8 +308,12 @@ def resample(group: Group, config: RunConfig, step: int) -> Group:
 
 
 def has_signal(kept: Group, config: RunConfig) -> bool:
-    """Whether the kept rewards of a group differ; otherwise the built-in rules give advantages of 0."""
-    return rewards_differ([_shaped_reward(rollout.summary, config) for rollout in kept])
+    """Whether the kept rewards of a group differ, without the penalty of `--algorithm.overlong-buffer`.
+
+    With equal rewards the built-in rules give advantages of 0; where only the penalty differs, a division by the
+    standard deviation would make the smallest penalty an advantage of full size.
+    """
+    return rewards_differ([rollout.summary.reward for rollout in kept])
 
 
 def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRow]:

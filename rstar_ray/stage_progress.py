@@ -103,7 +103,7 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
         option, path, kind, back = "--sft.data", config.sft.data, "conversations", "as it was"
     raise ConfigError(
         option,
-        f"{config.stage} reached step {progress.step} with other {kind} than {path or 'the tiny world'} has now, and "
+        f"{config.stage} reached step {progress.step} with other {kind} than {path or 'scale tiny'} has now, and "
         "would draw some twice and others never",
         f"restore the file {back}, delete {config.stage} (python -m rstar_ray.run_dir forget), or name a new "
         "--run-dir, with a policy of this one as its --model",

@@ -18,11 +18,11 @@ class Problem:
     id: str
     problem: str
     answer: str
-    family: str = ""  # tiny world: which generator made it
+    family: str = ""  # its source for --data.mix; at scale tiny the generator that made it
     difficulty: float = 0.0
-    reward: str = ""  # the rule that judges it; empty: --reward.name
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for rewards, tools, environments
-    environment: str = ""  # that plays its rollouts; empty: --tools.environment
+    reward: str = ""  # name of the rule that judges it; empty: --reward.name
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # the row's other columns
+    environment: str = ""  # the environment of its rollouts; empty: --tools.environment
 
     def as_row(self) -> dict[str, Any]:
         """The row of a problem file, without `metadata` and `environment` where they are empty."""
@@ -157,7 +157,7 @@ class TranscriptTurn:
 
     completion: str  # as sampled, special tokens included
     num_tokens: int
-    calls: tuple[ToolCall, ...] = ()  # in order; one that could not be parsed has a `parse_error`
+    calls: tuple[ToolCall, ...] = ()  # in order; a call that could not be parsed has a `parse_error`
     results: tuple[ToolResult, ...] = ()  # of the calls; empty where a turn limit or the budget ended the rollout first
 
 

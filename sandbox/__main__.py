@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from rstar_ray.config import SandboxConfig
-from rstar_ray.config.machines import Isolation
+from rstar_ray.config.machines import CALL_ROOM, MOST_PROGRAM_S, Isolation
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.case_check import check_case, read_cases
-from sandbox.isolation import IsolationLevel
-from sandbox.limits import CEILINGS, MIB, Limits, standard_limits
+from sandbox.limits import CEILINGS, MIB, program_limits, standard_limits
 from sandbox.outcomes import tool_text
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
@@ -30,15 +29,21 @@ from sandbox.request import ExecutionRequest
 if TYPE_CHECKING:
     from sandbox.http.server import ServerConfig
 
-OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-size"}
+OPTIONS = {
+    "--sandbox.slots": "--workers",
+    "--sandbox.max-waiting": "--queue-size",
+    "--sandbox.time-limit-s": "--cpu-s",
+    "--sandbox.wall-limit-s": "--wall-s",
+    "--sandbox.memory-mb": "--memory-mb",
+}
 """Options here, by the name of a run's setting; other settings of server and pool keep their names."""
+LONGEST_CALL_S = MOST_PROGRAM_S * CALL_ROOM
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
     level: Isolation = SandboxConfig().level
-    allow_landlock: bool = False
-    """accept `landlock` if namespaces are not available"""
+    """required isolation; `landlock` still prefers namespaces, `process` is for trusted programs only"""
     workers: int = 0
     """concurrent programs; 0 is one per core"""
 
@@ -68,9 +73,12 @@ class RunOptions(PoolOptions):
     file: Annotated[Path, tyro.conf.Positional]
     stdin: Path | None = None
     """a file with the program's input"""
-    cpu_s: float = standard_limits().cpu_s
-    wall_s: float = standard_limits().wall_s
-    memory_mb: int = standard_limits().memory_bytes // MIB
+    cpu_s: float = SandboxConfig().time_limit_s
+    """CPU time limit [s]"""
+    wall_s: float = SandboxConfig().wall_limit_s
+    """wall time limit [s]; 0: 1.5 times the CPU time limit plus 1 s"""
+    memory_mb: int = SandboxConfig().memory_mb
+    """memory limit, in addition to the warm interpreter [MiB]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = options_of(kind, words[1:], program=f"python -m sandbox {words[0]}", description=kind.__doc__)
         return asyncio.run(act(options))
     except ConfigError as refused:
-        print(f"error: {_as_option(refused.field)}: {refused.problem}. Hint: {refused.hint}", file=sys.stderr)
+        message = f"error: {_as_option(refused.field)}: {refused.problem}. Hint: {refused.hint}"
+        for setting, option in OPTIONS.items():
+            message = message.replace(setting, option)
+        print(message, file=sys.stderr)
         return 2
     except SandboxError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -106,40 +117,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _as_option(field: str) -> str:
     """The option for a field of the settings."""
     named = field.startswith("-") or field == "file" or field.isupper()  # option, argument or environment variable
-    return OPTIONS.get(field, field) if named else f"--{field.replace('_', '-')}"
+    return field if named else f"--{field.replace('_', '-')}"
 
 
 def _server_config(options: ServerOptions) -> "ServerConfig":
     from sandbox.http.server import TOKEN_VARIABLE, ServerConfig
 
     token = os.environ.get(TOKEN_VARIABLE, "")
-    most = _limits(CEILINGS, "max-", options.max_cpu_s, options.max_wall_s, options.max_memory_mb)
+    try:
+        most = replace(
+            CEILINGS, cpu_s=options.max_cpu_s, wall_s=options.max_wall_s, memory_bytes=options.max_memory_mb * MIB
+        )
+    except ValueError as refused:
+        name, _, problem = str(refused).removeprefix("limits.").partition(": ")
+        raise ConfigError(_ceiling_option(name), problem, "give one between the two") from None
     if above := standard_limits().above(most):
         least = getattr(standard_limits(), above) / (MIB if above == "memory_bytes" else 1)
-        raise ConfigError(_limit_option("max-", above), "a call that names none gets more", f"give at least {least:g}")
+        raise ConfigError(_ceiling_option(above), "a call that names none gets more", f"give at least {least:g}")
     return ServerConfig(
         host=options.host, port=options.port, token=token, allow_hosts=options.allow_host, ceilings=most
     )
 
 
-def _pool(options: PoolOptions, config: SandboxConfig | None = None) -> SandboxPool:
-    levels = [IsolationLevel(options.level)]
-    if options.allow_landlock and levels[0] is IsolationLevel.NAMESPACES:
-        levels.append(IsolationLevel.LANDLOCK)
-    return SandboxPool(config or SandboxConfig(slots=options.workers), levels=levels)
+def _config(options: PoolOptions, **settings: Any) -> SandboxConfig:
+    return SandboxConfig(level=options.level, slots=options.workers, **settings)
 
 
-def _limits(base: Limits, prefix: str, cpu_s: float, wall_s: float, memory_mb: int) -> Limits:
-    """`base` with the options' limits. Raises ConfigError."""
-    try:
-        return replace(base, cpu_s=cpu_s, wall_s=wall_s, memory_bytes=memory_mb * MIB)
-    except ValueError as refused:
-        name, _, problem = str(refused).removeprefix("limits.").partition(": ")
-        raise ConfigError(_limit_option(prefix, name), problem, "give one between the two") from None
-
-
-def _limit_option(prefix: str, name: str) -> str:
-    return f"--{prefix}{name.replace('_', '-').replace('memory-bytes', 'memory-mb')}"
+def _ceiling_option(name: str) -> str:
+    return f"--max-{name.replace('_', '-').replace('memory-bytes', 'memory-mb')}"
 
 
 @contextlib.contextmanager
@@ -156,7 +161,7 @@ async def _serve(options: ServerOptions) -> int:
     from sandbox.http.server import start_server
 
     config = _server_config(options)
-    async with _pool(options, SandboxConfig(slots=options.workers, max_waiting=options.queue_size)) as pool:
+    async with SandboxPool(_config(options, max_waiting=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
         await _stop_signal()
@@ -174,15 +179,22 @@ async def _stop_signal() -> None:
 
 
 async def _run(options: RunOptions) -> int:
-    limits = _limits(standard_limits(), "", options.cpu_s, options.wall_s, options.memory_mb)
+    config = _config(
+        options,
+        time_limit_s=options.cpu_s,
+        wall_limit_s=options.wall_s,
+        memory_mb=options.memory_mb,
+        deadline_s=LONGEST_CALL_S,
+    )
+    limits = program_limits(config)
     stdin = b""
     if options.stdin:
         with _reading(options.stdin, "--stdin"):
             stdin = options.stdin.read_bytes()
     with _reading(options.file):
         request = ExecutionRequest(code=options.file.read_text("utf-8", "surrogateescape"), stdin=stdin, limits=limits)
-    async with _pool(options) as pool:
-        result = await pool.run(request)
+    async with SandboxPool(config) as pool:
+        result = await pool.run(request, deadline_s=SandboxConfig().deadline_s)
     print(tool_text(result))
     print(
         f"-- {result.outcome} {result.reason} | exit {result.exit_status} signal {result.signal} "
@@ -197,7 +209,7 @@ async def _check(options: CheckOptions) -> int:
     with _reading(options.file):
         cases = read_cases(options.file)
     contained = 0
-    async with _pool(options) as pool:
+    async with SandboxPool(_config(options)) as pool:
         for case in cases:
             result, wrong = await check_case(pool, case)
             contained += not wrong

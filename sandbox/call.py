@@ -70,7 +70,7 @@ class Call:
     caller: str
     number: int
     answer: asyncio.Future[ExecutionResult]
-    accepted_at: float
+    waiting_since: float  # its acceptance, or the loss of its worker
     started_at: float = 0.0  # 0.0: still waiting
     attempts: int = 0
     worker: WorkerHandle | None = None

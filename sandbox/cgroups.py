@@ -85,6 +85,7 @@ class Groups:
             return ""
         path = self._path(number)
         self._spent.discard(path)
+        self._kills[number] = 0
         with contextlib.suppress(FileExistsError):
             self._tree.make(path)
         self._tree.write(f"{path}/pids.max", str(max_processes))

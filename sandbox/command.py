@@ -7,6 +7,7 @@ address is 127.0.0.1, where a process outside answers: the listening socket is c
 import asyncio
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.cgroups import Groups, find_groups
-from sandbox.isolation import FIRST_UID, IsolationLevel, fix_for, read_host
+from sandbox.isolation import POOL_UIDS, IsolationLevel, choose_first_uid, fix_for, read_host
 from sandbox.jail.build import HOME, JailSpec, outermost
 from sandbox.limits import MIB
 from sandbox.processes import ENVIRONMENT, ROOT, sealed_file
@@ -38,10 +39,10 @@ GONE_S = 20.0
 KEPT_BYTES = 64 * 1024
 """Bytes kept of the end of each stream."""
 MAX_CONNECTIONS = 256
-FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-"""Variables of our process that are not passed to a command."""
-_NUMBERS = itertools.count(os.getpid() % 1024 * 4096)
-_FIRST_UID = FIRST_UID + 2**20  # above those of the pools' workers
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables of our process that are not passed to an unconfined command."""
+_NUMBERS = itertools.cycle(range(POOL_UIDS))
+_first_uid = functools.cache(choose_first_uid)  # of this process's commands
 _BOOT = (
     "import sys,socket,json;c=socket.socket(fileno=int(sys.argv[1]));o=json.load(open(int(sys.argv[2])));"
     "sys.path.insert(0,o['root']);from sandbox.jail import command;command.main(c,o)"
@@ -206,7 +207,7 @@ def _order(command: Command, env: Mapping[str, str], number: int, groups: Groups
         trees=list(command.trees),
         scratch_bytes=SCRATCH_BYTES,
         scratch_files=SCRATCH_FILES,
-        first_uid=_FIRST_UID,
+        first_uid=_first_uid(),
         max_threads=MAX_PROCESSES,
         loopback=True,
     )

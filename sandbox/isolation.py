@@ -1,6 +1,7 @@
 """Levels of isolation, best first, and the choice between them. See docs/sandbox.md."""
 
 import os
+import secrets
 import sys
 import sysconfig
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from sandbox.limits import MIB
 SCRATCH_BYTES = 64 * MIB
 SCRATCH_FILES = 4096
 FIRST_UID = 1_879_048_192  # far above the uids of accounts and containers
+NUM_UIDS = 1_000_000
+POOL_UIDS = 4_096  # more than the workers of one pool, or the commands that one process runs at once
 MAX_THREADS = 64  # also the limit of processes for programs that may start any
 
 
@@ -59,14 +62,26 @@ def program_path() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def jail_spec(level: IsolationLevel) -> JailSpec:
+def choose_first_uid(uid_map: str | None = None) -> int:
+    """A random first uid for the programs of one pool of root: pools that share a uid share its limit of processes.
+
+    A container with a user namespace may have only 65,536 uids; then it is in their third quarter, above the accounts.
+    """
+    lines = (uid_map or Path("/proc/self/uid_map").read_text("ascii")).splitlines()
+    start, _, length = max(([int(field) for field in line.split()] for line in lines), key=lambda mapped: mapped[2])
+    if start <= FIRST_UID and start + length >= FIRST_UID + NUM_UIDS:
+        return FIRST_UID + secrets.randbelow(NUM_UIDS - POOL_UIDS)
+    return start + length // 2 + secrets.randbelow(max(length // 4, 1))
+
+
+def jail_spec(level: IsolationLevel, first_uid: int) -> JailSpec:
     """The specification of a pool's jails at `level`."""
     return JailSpec(
         level=str(level),
         trees=interpreter_trees(),
         scratch_bytes=SCRATCH_BYTES,
         scratch_files=SCRATCH_FILES,
-        first_uid=FIRST_UID,
+        first_uid=first_uid,
         max_threads=MAX_THREADS,
     )
 
@@ -123,7 +138,7 @@ def fix_for(level: IsolationLevel, host: Host) -> str:
         unknown = "allow user namespaces (a kernel with CONFIG_USER_NS, no chroot, user.max_user_namespaces above 0)"
         return (
             f"To fix it: {'; '.join(obstacles(host)) or unknown}. Or accept landlock (--sandbox.level landlock; in "
-            "`python -m sandbox`, --allow-landlock)."
+            "`python -m sandbox`, --level landlock)."
         )
     return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."
 

@@ -27,7 +27,7 @@ class Limits:
     cpu_s: float
     wall_s: float
     memory_bytes: int  # address space beyond that of the warm interpreter, including the program's imports
-    stdout_chars: int  # kept of stdout (and of the last expression's value); the middle is removed
+    stdout_chars: int  # kept of stdout, and of the last expression's value up to 65,280; the middle is removed
     stderr_chars: int  # kept of stderr; three quarters from its end, which is more useful
     output_bytes: int  # more than this on either stream ends the program
 

@@ -42,6 +42,7 @@ from sandbox.isolation import (
     read_host,
 )
 from sandbox.jail import wire
+from sandbox.limits import patience_s
 from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
 from sandbox.pool_metrics import PoolStats
 from sandbox.processes import WorkerHandle
@@ -189,8 +190,8 @@ class SandboxPool:
     ) -> ExecutionResult:
         """Run one program; `caller` shares the pool fairly with others.
 
-        `deadline_s` bounds the whole call, queue included (default: the pool's). Cancelling the
-        call ends the program. Raises SandboxFull, SandboxLate, SandboxLost or SandboxClosed.
+        `deadline_s` bounds the whole call, queue included (default: the pool's), but never below the program's wall
+        time limit. Cancelling the call ends the program. Raises SandboxFull, SandboxLate, SandboxLost or SandboxClosed.
         """
         return await self.submit(request, caller, deadline_s=deadline_s)
 
@@ -212,12 +213,10 @@ class SandboxPool:
             result = ExecutionResult(outcome=Outcome.INVALID, reason=invalid, stderr=invalid, call_id=request.call_id)
             answer.set_result(result)
             return answer
-        group = self._worker_groups[preload_set_for(request)]
-        if group.given_up:
-            self._worker_groups.try_again(group)
+        group = self._worker_groups.for_call(preload_set_for(request))
         self._next_call += 1
         call = Call(request, caller, self._next_call, answer, time.monotonic())
-        limit = self.config.deadline_s if deadline_s is None else deadline_s
+        limit = patience_s(request.limits, self.config.deadline_s if deadline_s is None else deadline_s)
         timer = loop.call_later(limit, self._fail, call, SandboxLate(f"no answer within {limit:g} s, queue included"))
         answer.add_done_callback(lambda _: self._settle(call, timer))
         self._counts["accepted"] += 1
@@ -246,7 +245,7 @@ class SandboxPool:
         if call.started_at == 0.0:
             self._waiting.leave(call)
             call.started_at = time.monotonic()
-            self._seconds["waiting"] += call.started_at - call.accepted_at
+            self._seconds["waiting"] += call.started_at - call.waiting_since
         self._running += 1
         call.attempts += 1
         call.worker, worker.call = worker, call
@@ -315,6 +314,8 @@ class SandboxPool:
             self._fail(call, SandboxLost(f"{call.attempts} workers were lost under this call"))
         else:
             self._counts["retried"] += 1
+            call.waiting_since, call.started_at = time.monotonic(), 0.0
+            self._waiting.enter(call)
             group.queue.push_front(call.caller, call)
         self._note_idle()
 
@@ -328,6 +329,12 @@ class SandboxPool:
     def _note_idle(self) -> None:
         if not self._running and not self._waiting.calls:
             self._idle_event.set()
+
+    @property
+    def max_descriptors(self) -> int:
+        """Descriptors that the pool holds when all kinds of servers and workers run: two for each process."""
+        num_kinds = len(self.config.warm) + 1  # with the server that compares answers
+        return 2 * num_kinds * (self._slots + self.config.spare_workers + 2)  # a server and its successor
 
     @property
     def server_ids(self) -> tuple[int, ...]:

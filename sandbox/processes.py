@@ -17,7 +17,8 @@ from sandbox.jail import wire
 from sandbox.jail.build import JailSpec
 
 ROOT = str(Path(__file__).resolve().parent.parent)
-MAX_INLINE_BYTES = 32 * 1024  # always fits into an empty channel; longer payloads are sent in sealed files
+MAX_CODE_BYTES = 16 * 1024  # always fits into an empty channel, with the input; longer code is sent in a sealed file
+MAX_STDIN_BYTES = 4096  # fits into every pipe (of one page at least) before a program reads; longer input is a file
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF
 _BOOT = (
@@ -324,11 +325,11 @@ class WorkerHandle:
         files: list[int] = []
         try:
             flags = call.flags
-            if len(code) > MAX_INLINE_BYTES // 2:
+            if len(code) > MAX_CODE_BYTES:
                 files.append(sealed_file(code))
                 flags |= wire.CODE_IN_FD
                 code = b""
-            if len(stdin) > MAX_INLINE_BYTES // 2:
+            if len(stdin) > MAX_STDIN_BYTES:
                 files.append(sealed_file(stdin))
                 flags |= wire.STDIN_IN_FD
                 stdin = b""

@@ -8,6 +8,7 @@ from sandbox.limits import MIB, Limits, standard_limits
 
 MAX_CODE_CHARS = MIB  # a longer source is `invalid`, because its syntax tree would exceed the memory
 MAX_STDIN_CHARS = 64 * MIB
+MAX_ID_CHARS = 1_000
 
 Language = Literal["python", "cpp"]
 
@@ -38,6 +39,8 @@ class ExecutionRequest:
             raise ValueError(f"limits: expected Limits, got {type(self.limits).__name__}")
         if not isinstance(self.call_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"call_id: expected a string, got {type(self.call_id).__name__}")
+        if len(self.call_id) > MAX_ID_CHARS:
+            raise ValueError(f"call_id: {len(self.call_id)} characters, more than {MAX_ID_CHARS}")
         if self.language not in ("python", "cpp"):
             raise ValueError("language: it is not 'python' or 'cpp'")
         if self.seed is not None and not 0 <= self.seed < 1 << 32:

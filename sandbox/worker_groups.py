@@ -20,6 +20,7 @@ from sandbox.supervision import ProcessHealth
 from sandbox.workspaces import Workspaces
 
 MAX_FAILURES = 3  # in a row, of one kind of server or of its workers
+RETRY_S = 60.0  # after which another server is tried, if the calls of its kind can be served without it
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +32,7 @@ class WorkerGroup:
     server: ForkServer | None = None
     retired: list[ForkServer] = field(default_factory=list[ForkServer])
     failures: int = 0  # of the server, in a row
+    retry_at_s: float = 0.0  # on the monotonic clock
     reason: str = ""  # of the last failure
     interpreter_fails: bool = False
     worker_failures: int = 0
@@ -42,6 +44,16 @@ class WorkerGroup:
     @property
     def given_up(self) -> bool:
         return self.server is None and self.failures >= MAX_FAILURES
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether calls would wait in vain: no worker is left, and servers failed too often."""
+        return not self.workers and self.failures >= MAX_FAILURES
+
+    @property
+    def has_substitute(self) -> bool:
+        """Whether the lean server can run its programs; those that miss a library get an ImportError."""
+        return self.name not in (preload.LEAN, preload.VERIFY)
 
 
 class Dispatch(Protocol):
@@ -76,8 +88,8 @@ class WorkerGroups:
         self._python = python  # the interpreter of the programs
         self._wanted = slots + config.spare_workers
         self._workspaces = workspaces
+        self._spec = jail_spec(level, workspaces.first_uid)
         self._groups: dict[str, WorkerGroup] = {}
-        self._instead: dict[str, str] = {}  # substitutes for unavailable preload sets
         self._open = True
         # The kernel counts threads by uid; if programs share the account's uid, they are bounded only by supervision.
         self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0
@@ -86,12 +98,22 @@ class WorkerGroups:
         """The group of a preload set; started at the first request."""
         if preload_set not in self._config.warm and preload_set != preload.VERIFY:
             preload_set = preload.LEAN
-        preload_set = self._instead.get(preload_set, preload_set)
         group = self._groups.get(preload_set)
         if group is None:
             group = self._groups[preload_set] = WorkerGroup(preload_set)
             self._start_server(group)
         return group
+
+    def for_call(self, preload_set: str) -> WorkerGroup:
+        """The group for a new call: the lean one instead of one that cannot serve.
+
+        Starts a server that was given up: its failures may have had a cause that is gone.
+        """
+        group = self[preload_set]
+        needed = group.is_stranded and not group.has_substitute
+        if group.given_up and (needed or time.monotonic() >= group.retry_at_s):
+            self._start_server(group)
+        return self.for_call(preload.LEAN) if group.is_stranded and group.has_substitute else group
 
     def everyone(self) -> list[WorkerGroup]:
         """All groups that were started."""
@@ -171,10 +193,12 @@ class WorkerGroups:
         self._pool.workers_are_idle()
 
     def _worker_did_not_start(self, group: WorkerGroup, reason: str) -> None:
+        if group.server is None or not group.server.ready:
+            return  # the worker was to be forked by an earlier server, which is lost
         group.worker_failures += 1
         group.reason = reason
         self.changed.set()
-        if self._open and group.worker_failures >= MAX_FAILURES and group.server is not None:
+        if self._open and group.worker_failures >= MAX_FAILURES:
             group.worker_failures = 0
             group.server.kill()
             self._server_lost(group, reason)
@@ -188,18 +212,25 @@ class WorkerGroups:
 
     def _fill(self, group: WorkerGroup) -> None:
         """Start workers up to the number that may run at once, and the spare ones."""
+        if not self._open:
+            return
+        if group.is_stranded and group.queue:
+            self._relieve(group)
         server = group.server
-        if not self._open or server is None or not server.ready or group.worker_failures >= MAX_FAILURES:
+        if server is None or not server.ready:
             return
         if group.forked >= self._config.workers_per_server:
             group.retired.append(server)
             self._start_server(group)
             return
         while len(group.workers) < self._wanted:
+            number = None
             try:
                 number, home, cgroup = self._workspaces.take(self.level)
                 worker = WorkerHandle(number, group.name, self._on_worker_event)
             except OSError as error:  # we lack a resource, such as descriptors; the supervisor tries again
+                if number is not None:
+                    self._workspaces.give_back(number, self.level)
                 group.reason = f"no room for a worker: {error}"
                 return
             group.workers.add(worker)
@@ -220,6 +251,8 @@ class WorkerGroups:
                 for old in group.retired:
                     old.kill()
                 group.retired.clear()
+                if len(group.workers) >= self._wanted:  # otherwise its first worker shows that it can serve
+                    group.failures = 0
                 self._fill(group)
 
         def on_end(reason: str) -> None:
@@ -227,7 +260,7 @@ class WorkerGroups:
                 self._server_lost(group, reason)
 
         try:
-            server = ForkServer(group.name, self._python, program_path(), jail_spec(self.level), on_ready, on_end)
+            server = ForkServer(group.name, self._python, program_path(), self._spec, on_ready, on_end)
         except OSError as error:  # the supervisor tries again
             group.server, group.interpreter_fails = None, error.filename is not None  # otherwise we lack a resource
             problem = f"{self._python}: {error.strerror}" if group.interpreter_fails else f"no room: {error}"
@@ -244,25 +277,22 @@ class WorkerGroups:
         self.changed.set()
         if not group.given_up:
             self._start_server(group)
-        elif group.name in (preload.LEAN, preload.VERIFY):
+            return
+        _log.warning("no %s server after %d losses in a row", group.name, group.failures)
+        group.retry_at_s = time.monotonic() + RETRY_S
+        if group.is_stranded:
+            self._relieve(group)
+
+    def _relieve(self, group: WorkerGroup) -> None:
+        """Move the calls of a stranded group to the lean one, or fail them if there is no substitute."""
+        if group.has_substitute:
+            lean = self.for_call(preload.LEAN)
+            while group.queue:
+                call = group.queue.pop()
+                lean.queue.push(call.caller, call)
+            self._pool.workers_are_idle()
+        elif group.server is None:
             self._pool.no_server(group)
-        else:
-            self._lean_instead(group)
-
-    def _lean_instead(self, group: WorkerGroup) -> None:
-        """Use the lean server instead, as when a library is missing; programs that need it get an ImportError."""
-        _log.warning("no %s server (%s); its programs go to the lean one", group.name, group.reason)
-        self._instead[group.name] = preload.LEAN
-        lean = self[preload.LEAN]
-        while group.queue:
-            call = group.queue.pop()
-            lean.queue.push(call.caller, call)
-        self._pool.workers_are_idle()
-
-    def try_again(self, group: WorkerGroup) -> None:
-        """Try another server for a new call, because the cause of earlier failures may be gone."""
-        group.failures = MAX_FAILURES - 1
-        self._start_server(group)
 
     # Supervision
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rstar_ray.temporary_folder import LockedFolder, insides
 from sandbox.cgroups import Groups, find_groups
-from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
+from sandbox.isolation import MAX_THREADS, IsolationLevel, choose_first_uid
 from sandbox.jail.scratch import clear_away
 
 GROUPS_S = 2.0  # wait for the processes of the last groups to end
@@ -23,6 +23,7 @@ class Workspaces:
         self._folder.chmod(0o711)
         self._free: list[int] = []
         self._next = 0
+        self.first_uid = choose_first_uid()  # of worker 0, if this process is root
         self.groups = groups or find_groups(self._folder.name)
         self._clearing: set[asyncio.Future[bool]] = set()
 
@@ -33,12 +34,16 @@ class Workspaces:
         else:
             number, self._next = self._next, self._next + 1
         home = self._folder / str(number)
-        if level is not IsolationLevel.NAMESPACES:
-            home.mkdir(mode=0o700, exist_ok=True)
-            if os.geteuid() == 0 and level is IsolationLevel.LANDLOCK:
-                os.chown(home, FIRST_UID + number, FIRST_UID + number)
-        # At level landlock programs cannot start processes.
-        group = "" if level is IsolationLevel.LANDLOCK else self.groups.make(number, MAX_THREADS)
+        try:
+            if level is not IsolationLevel.NAMESPACES:
+                home.mkdir(mode=0o700, exist_ok=True)
+                if os.geteuid() == 0 and level is IsolationLevel.LANDLOCK:
+                    os.chown(home, self.first_uid + number, self.first_uid + number)
+            # At level landlock programs cannot start processes.
+            group = "" if level is IsolationLevel.LANDLOCK else self.groups.make(number, MAX_THREADS)
+        except OSError:
+            self.give_back(number, level)
+            raise
         return number, str(home), group
 
     def give_back(self, number: int, level: IsolationLevel) -> None:

@@ -22,6 +22,7 @@ from scheduler.records import (
     Move,
     NeverFits,
     Order,
+    Quarantined,
     Registration,
     ReplicaLoad,
     RolloutLoad,
@@ -69,6 +70,7 @@ class Balancer:
         self._learner = ExpectedKV(self.state, Caution(placement)) if rule == ExpectedKV.name else None
         self.rule: PlacementRule = self._learner or _baseline(rule, self.state)
         self._statistics = StepStatistics(self.snapshot())
+        self._policy_version: int | None = None
         self._parked_before = 0
         self._was_idle = False
 
@@ -128,7 +130,8 @@ class Balancer:
 
     def _quarantine(self, replica: Replica, reason: str) -> None:
         if replica.quarantine != reason:
-            log.warning(f"{replica.replica_id} is in quarantine and gets no more work: it {reason}")
+            log.warning(f"{replica.replica_id} is in quarantine and restarts: it {reason}")
+            self._statistics.quarantined(replica.replica_id, reason)
         replica.quarantine = reason
         self._replicas_changed()
 
@@ -148,20 +151,10 @@ class Balancer:
 
     # -- policy versions and learned state ------------------------------------------------------------------------
     def set_policy_version(self, policy_version: int) -> None:
-        """All replicas serve this version; lengths learned under the previous version lose weight.
-
-        A higher version that a replica reported is of the time before `withdraw_versions`.
-        """
-        if self._learner is not None:
+        """All replicas serve this version; lengths learned under another version lose weight, once if repeated."""
+        if self._learner is not None and policy_version != self._policy_version:
             self._learner.new_policy_version()
-        for replica in self.state.replicas.values():
-            replica.policy_version = policy_version
-            replica.reported_version = min(replica.reported_version, policy_version)
-
-    def withdraw_versions(self) -> None:
-        """The learner returned to a checkpoint, so replicas may report lower versions than before."""
-        for replica in self.state.replicas.values():
-            replica.policy_version = replica.reported_version = 0
+        self._policy_version = policy_version
 
     def add_history(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
@@ -226,7 +219,7 @@ class Balancer:
         """Process a replica's report: turns and rollouts that ended there, and its engine's load.
 
         An impossible report puts the replica into quarantine; its lengths are clamped to possible values. Raises
-        `UnknownReplica` if the replica must register.
+        `UnknownReplica` if the replica must register, and `Quarantined`, with everything processed, if it must restart.
         """
         replica = self.state.replica(replica_id)
         for turn in turns:
@@ -234,13 +227,14 @@ class Balancer:
                 continue
             self._update_lengths(rollout, replica, turn)
             if turn.ended:
-                del self.state.rollouts[turn.rollout_id]
-                self.state.finished += 1
+                self.state.end_rollout(turn.rollout_id, replica_id)
                 self._leave(rollout, Change.CUT if turn.truncated else Change.ENDED)
             else:
                 self.rule.rollout_changed(rollout, Change.TURN_ENDED)
         if load is not None:
             self._engine_reported(replica, load)
+        if replica.quarantine is not None:
+            raise Quarantined(f"{replica_id} is in quarantine: it {replica.quarantine}")
 
     def _update_lengths(self, rollout: Rollout, replica: Replica, report: TurnReport) -> None:
         reason = impossible_lengths(rollout.load, report)
@@ -328,7 +322,6 @@ class Balancer:
             rollout, replica = picked
             self._settle(rollout, replica)
             self.state.admitted += 1
-            replica.admissions += 1
             replica.admitted_since_report += 1
             admissions.append((rollout, replica))
         return admissions, self.rule.moves()
@@ -381,9 +374,15 @@ class Balancer:
         return [name for name in rollout_ids if name not in rollouts or rollouts[name].replica is None]
 
     def missing(self, rollout_ids: Iterable[str]) -> list[str]:
-        """Those of the given rollouts without a payload: they must be submitted before a worker can receive them."""
-        rollouts = self.state.rollouts
-        return [name for name in rollout_ids if name not in rollouts or not rollouts[name].has_payload]
+        """Those of the given rollouts that must be submitted before a worker can receive them: unknown ones, and those
+        without a payload. A rollout that ended on a registered replica is not missing: the replica delivers it.
+        """
+        rollouts, ended = self.state.rollouts, self.state.ended
+        return [
+            name
+            for name in rollout_ids
+            if name not in ended and (name not in rollouts or not rollouts[name].has_payload)
+        ]
 
     def snapshot(self) -> BalancerSnapshot:
         reserved = [self.rule.reserved_tokens(replica) for replica in self.state.replicas.values()]

@@ -1,4 +1,4 @@
-"""Detects impossible reports; a replica that sends one gets no more work."""
+"""Detects impossible reports; a replica that sends one gets no more work until it registers again."""
 
 from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica
@@ -10,8 +10,6 @@ def impossible_load(replica: Replica, load: ReplicaLoad) -> str | None:
         return f"reports {load.kv_used_tokens} KV tokens in use of {replica.kv_capacity_tokens}"
     if min(load.running, load.waiting) < 0:
         return f"reports a negative count: {load}"
-    if load.policy_version < replica.reported_version:
-        return f"reports policy version {load.policy_version} after {replica.reported_version}"
     if load.steps < replica.load.steps:
         return f"reports {load.steps} steps after {replica.load.steps}"
     if load.preemptions < replica.load.preemptions:

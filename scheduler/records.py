@@ -90,7 +90,6 @@ class Registration:
     kv_capacity_tokens: int
     max_running: int  # rollouts that it may hold
     block_tokens: int
-    policy_version: int = 0
     cost: EngineCost | None = None  # measured on the replica; None: not measured
     resident: tuple[RolloutLoad, ...] = ()
     preemptions: int = 0  # counted by its engine so far
@@ -154,11 +153,6 @@ class ReplicaSnapshot:
     kv_used_tokens: int
     kv_reserved_tokens: int  # expected need of its residents, now or later
     in_flight: int  # resident rollouts, in a turn or at a tool
-    running: int
-    preemptions: int
-    admissions: int
-    policy_version: int
-    serving: bool
     quarantine: str | None  # why it gets no more work
 
 
@@ -205,6 +199,10 @@ class NeverFits(RStarError, ValueError):
 
     def __reduce__(self) -> tuple[type["NeverFits"], tuple[str, int, int, str]]:
         return (type(self), (self.rollout_id, self.needed_tokens, self.largest_capacity_tokens, self.need))
+
+
+class Quarantined(RStarError):
+    """A replica sent an impossible report: it gets no more work, and must restart and register again."""
 
 
 class UnknownReplica(RStarError, KeyError):

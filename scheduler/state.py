@@ -27,6 +27,8 @@ from scheduler.records import (
 
 BLOCK_TOKENS = EngineConfig().block_size
 """Default of the engines, used while no replica is registered."""
+MAX_ENDED = 65_536
+"""Latest ends that are remembered; a rollout whose end is forgotten may be judged twice."""
 
 
 class QueueBlock(StrEnum):
@@ -82,12 +84,9 @@ class Replica:
     residents: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
     groups: dict[str, int] = field(default_factory=dict[str, int])  # residents per prompt group
     reserved_tokens: int = 0
-    admissions: int = 0
     admitted_since_report: int = 0
     decode_step: float = 0.0  # tokens by which each running rollout has grown since the start, according to reports
     clock_offset: float | None = None  # decode step minus the engine's count of steps, if it reports one
-    policy_version: int = 0
-    reported_version: int = 0  # last version that the replica itself registered or reported
 
     @property
     def open(self) -> bool:
@@ -101,7 +100,6 @@ class Replica:
         """Store a possible report."""
         self._advance_decode_step(load)
         self.load = load
-        self.policy_version = self.reported_version = load.policy_version
         self.admitted_since_report = 0
 
     def _advance_decode_step(self, load: ReplicaLoad) -> None:
@@ -126,11 +124,6 @@ class Replica:
             kv_used_tokens=self.load.kv_used_tokens,
             kv_reserved_tokens=reserved_tokens,
             in_flight=len(self.residents),
-            running=self.load.running,
-            preemptions=self.load.preemptions,
-            admissions=self.admissions,
-            policy_version=self.policy_version,
-            serving=self.serving,
             quarantine=self.quarantine,
         )
 
@@ -146,6 +139,7 @@ class State(Counters):
         self.rollouts: dict[str, Rollout] = {}
         self.queue: OrderedDict[str, Rollout] = OrderedDict()
         self.parked: dict[str, Rollout] = {}
+        self.ended: OrderedDict[str, str] = OrderedDict()  # replica by rollout, of the latest ends
         self.largest_open_tokens = inf  # capacity among open replicas; unchanged while there are none
         self.generated_tokens = 0  # reported for all rollouts
 
@@ -166,8 +160,6 @@ class State(Counters):
             registered.max_running,
             registered.block_tokens,
             cost=registered.cost,
-            policy_version=registered.policy_version,
-            reported_version=registered.policy_version,
             load=ReplicaLoad(preemptions=registered.preemptions),
         )
         self.replicas[registered.replica_id] = replica
@@ -177,6 +169,8 @@ class State(Counters):
 
     def remove_replica(self, replica_id: str) -> None:
         self.by_index[self.replicas.pop(replica_id).index] = None
+        for rollout_id in [name for name, replica in self.ended.items() if replica == replica_id]:
+            del self.ended[rollout_id]
 
     def open(self) -> list[Replica]:
         """The replicas that accept work."""
@@ -198,7 +192,16 @@ class State(Counters):
     def add_rollout(self, load: RolloutLoad, now_s: float) -> Rollout:
         rollout = self.rollouts[load.rollout_id] = Rollout(load, now_s)
         self.submitted += 1
+        self.ended.pop(load.rollout_id, None)
         return rollout
+
+    def end_rollout(self, rollout_id: str, replica_id: str) -> None:
+        """Forget a rollout, except that its replica still judges it, or has its result for the driver."""
+        del self.rollouts[rollout_id]
+        self.finished += 1
+        self.ended[rollout_id] = replica_id
+        if len(self.ended) > MAX_ENDED:
+            self.ended.popitem(last=False)
 
     def settle(self, rollout: Rollout, replica: Replica) -> None:
         """Make the rollout a resident of the replica."""

@@ -27,6 +27,7 @@ class StepStatistics:
         self._most_waiting = self._most_in_flight = 0
         self._used = self._most_used = self._reserved = self._most_reserved = 0.0  # shares of all caches
         self._waits_s: list[float] = []
+        self._quarantined: list[str] = []
 
     def sample(self, now: BalancerSnapshot) -> None:
         """Add a sample; ignored while no rollout is live."""
@@ -42,6 +43,10 @@ class StepStatistics:
         self._most_used = max(self._most_used, used)
         self._reserved += reserved
         self._most_reserved = max(self._most_reserved, reserved)
+
+    def quarantined(self, replica_id: str, reason: str) -> None:
+        """Add a replica that restarts because of an impossible report."""
+        self._quarantined.append(f"{replica_id}: {reason}")
 
     def queue_blocked(self, block: QueueBlock | None, now_s: float) -> None:
         """Set what blocks the queue from now on; None if it is empty."""
@@ -83,7 +88,7 @@ class StepStatistics:
                 "balancer/preemption_risk": now.risk,
             },
             rule=now.rule,
-            quarantined=tuple(f"{r.replica_id}: {r.quarantine}" for r in now.replicas if r.quarantine is not None),
+            quarantined=tuple(self._quarantined),
             faults=tuple(leaks),
             held_s=_grown(self._blocked_s, self._blocked_at_start_s),
         )

@@ -51,8 +51,11 @@ TOGETHER = {
         *("tests/actors/test_model_folder.py", "tests/actors/test_base_model.py"),
     ),
 }
-LONGEST = ("tests/chaos/test_chaos_real.py", "tests/actors/test_agents_real.py", "tests/actors/test_system.py")
-"""Files with few tests that take a minute or two each: first, so that no process waits for another at the end."""
+LONGEST = (
+    *("tests/recipes/test_real_shaped.py", "tests/recipes/test_train_real.py", "tests/chaos/test_chaos_real.py"),
+    *("tests/actors/test_agents_real.py", "tests/actors/test_system.py", "tests/test_wheel.py"),
+)
+"""Files with few tests that take a minute or more each: first, so that no process waits for another at the end."""
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ class CharChat:
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         return [ord(c) for c in "\nT:" + "|".join(result.text for result in results) + "\nA:"]
 
-    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+    def read(self, token_ids: Sequence[int], *, after_tools: bool, own_tools: bool = False) -> Reading:
         text = self.decode(token_ids)
         return Reading(text=text, spoken=text, calls=tuple(parse_tool_calls(text)))
 

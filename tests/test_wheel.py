@@ -13,7 +13,7 @@ import pytest
 
 from rstar_ray.run_dir.durable import read_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.real]
+pytestmark = [pytest.mark.journey, pytest.mark.real]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = ("pyproject.toml", "README.md", "LICENSE", "rstar_ray", "actors", "sandbox", "scheduler", "recipes")

@@ -48,8 +48,11 @@ class CommandAgent:
             if command.listener is None:
                 end = await command.end()
             else:
-                async with await forward(command.listener, port):
+                server = await forward(command.listener, port)
+                try:
                     end = await command.end()
+                finally:
+                    server.close()  # does not wait: the connections end with the command
         if end.left and not self._left:
             self._left = True
             log.warning(f"agent: its command left {end.left} processes behind; they are ended with every rollout")
@@ -63,7 +66,6 @@ def environment(address: str, endpoint: Endpoint, problem: str) -> Mapping[str, 
         "OPENAI_API_KEY": endpoint.api_key,
         "ANTHROPIC_BASE_URL": address,
         "ANTHROPIC_API_KEY": endpoint.api_key,
-        "NO_PROXY": "127.0.0.1",
         "RSTAR_MODEL": MODEL,
         "RSTAR_PROBLEM": problem,
         "RSTAR_ROLLOUT": endpoint.rollout_id,

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import math
+import os
 import reprlib
 import sys
 import threading
@@ -125,6 +126,7 @@ class AgentHost:
         async with self._starting:
             if not self._address:
                 room_for_connections()  # lifts the limit of open files: each agent has an event loop and connections
+                os.environ.update(no_proxy_to_loopback(os.environ))  # for clients in this process and its commands
                 app = AgentEndpoint(self._by_key.get).app()
                 self._address = await self._open.enter_async_context(listening(app, "127.0.0.1", 0, cancels=True))
                 self._watch = asyncio.create_task(self._time_out())
@@ -235,6 +237,18 @@ class RunningAgent:
         if self._task is not None and self.session.over:  # stopped before there was a task to cancel
             self._task.cancel()
         return await given
+
+
+def no_proxy_to_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that keep requests to this machine's loopback from a proxy, in both spellings that clients read.
+
+    >>> no_proxy_to_loopback({"NO_PROXY": "a.example"})["no_proxy"]
+    'a.example,127.0.0.1,localhost'
+    """
+    names = ("NO_PROXY", "no_proxy")
+    listed = [host.strip() for name in names for host in environment.get(name, "").split(",")]
+    hosts = ["*"] if "*" in listed else [*filter(None, listed), "127.0.0.1", "localhost"]
+    return dict.fromkeys(names, ",".join(dict.fromkeys(hosts)))
 
 
 def _text_of(raised: BaseException) -> str:

@@ -17,7 +17,8 @@ from actors.cluster.hosts_file import run_cluster_file
 from actors.cluster.recorded_processes import Sign, end, recorded, start
 from actors.launch.ray_connection import SLOW_START
 from rstar_ray.config.run import CheckpointConfig
-from rstar_ray.errors import ConfigError, DeadlineExceeded
+from rstar_ray.errors import ConfigError
+from rstar_ray.exit_status import exit_status_of
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
 STATE = Path(".cluster")
@@ -80,7 +81,8 @@ def up() -> None:
             print("Ray's node did not start in 30 s (a busy machine?); trying again")
     print(f"cluster up: dashboard {dashboard}")
     print(f"in your shell, once: {export_line()}")
-    print(f"submit:     ray job submit --address {dashboard} --working-dir . -- python recipes/stage1.py")
+    job = "python recipes/stage1.py --run-dir runs/job"
+    print(f"submit:     ray job submit --address {dashboard} --working-dir . -- {job}")
 
 
 def down() -> None:
@@ -119,14 +121,10 @@ def main() -> int:
     if len(sys.argv) not in (2, 3) or sys.argv[1] not in actions:
         print("usage: python -m actors.cluster up|down [FILE for `ray up`]", file=sys.stderr)
         return 2
-    try:
-        if len(sys.argv) == 3:
-            return run_cluster_file("up" if sys.argv[1] == "up" else "down", Path(sys.argv[2]))
-        actions[sys.argv[1]]()
-    except (ConfigError, DeadlineExceeded) as refused:
-        print(refused, file=sys.stderr)
-        return 1
-    return 0
+    if len(sys.argv) == 3:
+        action, file = "up" if sys.argv[1] == "up" else "down", Path(sys.argv[2])
+        return exit_status_of(lambda: run_cluster_file(action, file))
+    return exit_status_of(actions[sys.argv[1]])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError, one_line
+from rstar_ray.exit_status import exit_status_of
 
 log = logging.getLogger(__name__)
 
@@ -156,12 +157,7 @@ def _keep_private(path: Path, name: str) -> None:
 
 
 def main() -> int:
-    try:
-        print(private_directory())
-    except ConfigError as refused:
-        print(refused, file=sys.stderr)
-        return 1
-    return 0
+    return exit_status_of(lambda: print(private_directory()))
 
 
 if __name__ == "__main__":

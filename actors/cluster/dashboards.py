@@ -15,7 +15,8 @@ import psutil
 from actors.cluster.__main__ import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
 from actors.cluster.auth import private_directory
 from actors.cluster.recorded_processes import Sign, end, recorded, start
-from rstar_ray.errors import ConfigError, DeadlineExceeded
+from rstar_ray.errors import ConfigError
+from rstar_ray.exit_status import exit_status_of
 
 DEPLOYED = Path(__file__).resolve().parents[2] / "deploy"
 DISCOVERY = "/tmp/ray-UID/ray/prom_metrics_service_discovery.json"
@@ -82,12 +83,7 @@ def main() -> int:
     if len(sys.argv) > 2 or not all(word.isascii() and word.isdigit() for word in sys.argv[1:]):
         print("usage: python -m actors.cluster.dashboards [PORT]", file=sys.stderr)
         return 2
-    try:
-        up(*map(int, sys.argv[1:]))
-    except (ConfigError, DeadlineExceeded) as refused:
-        print(refused, file=sys.stderr)
-        return 1
-    return 0
+    return exit_status_of(lambda: up(*map(int, sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap
 from actors.weights.adapter_folder import AdapterSettings
 from rstar_ray.config import RunConfig
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import DeadlineExceeded, EngineError, RStarError
 from rstar_ray.trajectory import UNMODIFIED, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
 from scheduler.records import ReplicaLoad
@@ -188,6 +188,10 @@ class Engine:
             max_running=self.config.max_running,
         )
 
+    async def until_dead(self) -> None:
+        """Wait until the engine no longer serves; then raise `EngineError` with the reason."""
+        await self._vllm.until_dead()
+
     async def close(self) -> None:
         """End vLLM's processes; safe to call twice."""
         await self._vllm.close()
@@ -207,7 +211,8 @@ class Engine:
         Log-probs are of the distribution sampled from, after temperature and top-p. The tokens depend only on the
         prompt, the seed and the weights. `cache_salt`: only KV that was cached under the same salt is reused.
 
-        Raises `ValueError` for a request that can never run, `EngineError` if the engine has ended.
+        Raises `ValueError` for a request that can never run, `EngineError` if the engine has ended, and `RStarError`
+        if this completion is not done within `--engine.completion-deadline-s`: the engine continues to serve.
         """
         llm = self._vllm.alive()
         assert self._facts is not None
@@ -221,9 +226,11 @@ class Engine:
             prompt["cache_salt"] = cache_salt
         params = self._sampling_params(max_tokens, seed, sampling)
         outputs = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
-        output = await self._vllm.ask(
-            _last(outputs), f"complete {request_id}", self.config.completion_deadline_s, may_refuse=True
-        )
+        sampling_s = self.config.completion_deadline_s
+        try:
+            output = await self._vllm.ask(_last(outputs), f"complete {request_id}", sampling_s, may_refuse=True)
+        except DeadlineExceeded as late:
+            raise RStarError(str(late)) from late
         return self._completion(output, request_id)
 
     async def stream(

@@ -122,7 +122,7 @@ class GenerationActor(ServiceActor):
         """For the watchdog. A stuck engine is found by the worker, which can kill the engine's processes."""
         load = self._worker.load()
         self._metrics.load(load, self._kv_capacity_tokens)
-        return heartbeat(work=load.running, progress=load.steps, children=self._engine.process_ids)
+        return heartbeat(progress=load.steps, children=self._engine.process_ids)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Batch[Ended] | list[Trajectory], ...]:
         """Call with `num_returns=1 + NUM_PARTS`: the driver reads the first value, and keeps refs of the others."""

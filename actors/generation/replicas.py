@@ -20,7 +20,7 @@ from actors.service import LossBudget, Service, State
 from actors.weights.transfer import EngineSeat, LoadedWeights, Publication
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone, last_line
+from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, last_line
 from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
@@ -46,6 +46,7 @@ class Replica(Service[GenerationActor]):
         super().__init__(handle, name, silent_s=silent_s, start_patience=START_PATIENCE)
         self.start_deadline_s = start_deadline_s
         self.losses = LossBudget(MAX_LOSSES_IN_A_ROW)
+        self.has_served = False  # a process of it; until then a failed start is not repeated
         self.returned = False  # since a publish began; the new process lacks weights sent to the old one
 
 
@@ -154,8 +155,7 @@ class Replicas:
                 return await self._bring_up(replica)
             except (RayActorError, RayTaskError, DeadlineExceeded) as failed:
                 lives = isinstance(failed, (RayTaskError, DeadlineExceeded)) and not isinstance(failed, RayActorError)
-                first = replica.state is State.STARTING  # it has never served, so a retry may not help
-                if _waited_for_another(failed, replica.name) or (first and lives):
+                if _waited_for_another(failed, replica.name) or (lives and not replica.has_served):
                     log.info(f"{replica.name} did not start: {last_line(failed)}")
                     raise
                 await self._count_loss(replica, failed)
@@ -171,6 +171,7 @@ class Replicas:
         replica.starts()
         await replica.call(lambda w: w.serve(), deadline_s=self._call_deadline_s, reason="its loops")
         replica.serves()
+        replica.has_served = True
         self.rollouts.follow(replica)
         self._watchdog.follow(replica)
         log.info(f"{replica.name}: {facts.kv_capacity_tokens:,} KV tokens")
@@ -261,8 +262,7 @@ class Replicas:
             log.info(f"{replica.name} did not sleep: {type(lost).__name__}")
 
     async def publish(self, weights: Publication) -> None:
-        """Make every replica serve these weights; returns when all do. `weights.took` have loaded them already."""
-        await self.serving()
+        """Make every replica that is up serve these weights; returns when all do. `weights.took` have loaded them."""
         self._published, self._stored = weights, None
         version = weights.policy_version
         self.rollouts.serves(version, weights.checksum)
@@ -277,11 +277,6 @@ class Replicas:
         await self.rollouts.save_learned()  # before the balancer discounts it for the new version
         await self._ask(lambda b: b.set_policy_version(version), "the policy version")
         await self.rollouts.save_learned()  # with the finished step
-
-    async def withdraw(self) -> None:
-        """Drop unfinished rollouts and the newest versions, because the learner returns to a checkpoint."""
-        await self.rollouts.abandon()
-        await self._ask(lambda b: b.withdraw_versions(), "taking back the policy versions")
 
     async def balancer_stats(self) -> BalancerStats:
         """The balancer's statistics since the last call."""
@@ -345,14 +340,11 @@ class Replicas:
         if self._stored is None:
             log.info(f"version {weights.policy_version} goes through the object store for replicas that missed it")
             self._stored = asyncio.ensure_future(self._store_again(weights.policy_version))
-        stored = await asyncio.shield(self._stored)
-        if stored.checksum != weights.checksum:
-            raise VersionGone(f"the learner has trained since version {weights.policy_version}")
-        return stored
+        return await asyncio.shield(self._stored)
 
     async def _pull(self, replica: Replica, weights: Publication) -> LoadedWeights:
-        weights = await self._in_store(weights)
-        version, refs = weights.policy_version, [[ref] for ref in weights.refs]
+        version, stored = weights.policy_version, await self._in_store(weights)
+        refs = [[ref] for ref in stored.refs]
         try:
             pulled = await replica.call(
                 lambda w: w.pull(version, refs), deadline_s=self._weights_deadline_s, reason=f"policy version {version}"

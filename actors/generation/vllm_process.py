@@ -107,6 +107,12 @@ class VllmProcess:
             raise EngineError(f"the engine does not serve: {self._death.result()}")
         return self._llm
 
+    async def until_dead(self) -> None:
+        """Wait until it no longer serves; then raise `EngineError` with the reason."""
+        assert self._death is not None
+        await asyncio.shield(self._death)
+        self.alive()
+
     def mark_dead(self, why: str) -> None:
         """Make every later call raise `EngineError` with this reason."""
         assert self._death is not None

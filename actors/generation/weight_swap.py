@@ -23,7 +23,7 @@ from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, as_row
 from actors.weights.model_parameters import refuse_other_parameters
 from actors.weights.shared_memory import BY_FILE, shared_buckets
 from actors.weights.transfer import LoadedWeights
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import EngineError, TransferError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -42,6 +42,7 @@ class _Swap:
     version: int
     paused_at: float
     timeout: asyncio.TimerHandle  # fires unless another parcel arrives
+    received: bool = False  # a parcel has arrived
 
 
 class WeightSwap:
@@ -158,16 +159,25 @@ class WeightSwap:
     async def take(self, parcel: Mapping[str, Any]) -> None:
         """Load a parcel (`actors.weights.arrivals`)."""
         swap = self._current()
+        swap.received = True
         with self._released_if_failed():
             await self._load(self._vllm.alive(), dict(parcel))
             swap.timeout = self._give_up_later()
 
     async def end(self) -> LoadedWeights:
-        """Serve the weights that were loaded."""
+        """Serve the weights that were loaded.
+
+        Raises `TransferError` if none were sent, and continues to serve the old weights.
+        """
         swap = self._current()
         with self._released_if_failed():
             llm = self._vllm.alive()
-            await self._step(llm.finish_weight_update(str(swap.version)), "finish a weight update")
+            version = swap.version if swap.received else self.policy_version
+            await self._step(llm.finish_weight_update(str(version)), "finish a weight update")
+            if not swap.received:
+                assert not self._asleep, "its old weights were dropped"
+                await self._resume(llm, version)
+                raise TransferError(f"no weights of version {swap.version} were sent; version {version} still serves")
             total = await self._checksum(llm)  # before decoding resumes, so that it does not wait for a decode step
             resumed_at = await self._resume(llm, swap.version)
         self._release()

@@ -6,6 +6,7 @@ collected. Finished rollouts wait for the driver's poll.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,7 +34,18 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, StopReason, ToolCall, ToolMemory, ToolResult, Trajectory
-from scheduler.records import Cancel, Grant, Order, Registration, ReplicaLoad, UnknownReplica, in_flight_limit
+from scheduler.records import (
+    Cancel,
+    Grant,
+    Order,
+    Quarantined,
+    Registration,
+    ReplicaLoad,
+    UnknownReplica,
+    in_flight_limit,
+)
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -48,7 +60,7 @@ MAX_ROLLOUT_RESTARTS = 3
 CALL_DEADLINE_S = 60.0
 """Longest wait for an answer of the balancer; the loops then repeat the call."""
 LAST_WORDS_S = 5.0
-"""Longest wait for the balancer after the engine has died, because the driver waits for this process to end."""
+"""Longest wait for the balancer before this process ends, and then for the driver."""
 BROKEN = (MemoryError, OSError, DeadlineExceeded, RayError)
 """Failures of the worker or of something that its rollouts share; any other failure ends only one rollout."""
 NO_THREAD = "can't start new thread"
@@ -100,7 +112,7 @@ class GenerationWorker:
         self._metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._ended: AckedQueue[Trajectory | DroppedRollout] = AckedQueue()
         self._loops: list[asyncio.Task[None]] = []
-        self._engine_died: EngineError | None = None
+        self._ends_by: Exception | None = None  # the cause for which this process is ending
 
     def __repr__(self) -> str:
         return self._replica_id
@@ -118,7 +130,7 @@ class GenerationWorker:
             return
         with contextlib.suppress(DeadlineExceeded):  # `_follow_orders` registers when the balancer answers
             await self._register()
-        loops = (self._follow_orders(), self._send_reports())
+        loops = (self._follow_orders(), self._send_reports(), self._end_with_engine())
         self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
@@ -154,17 +166,21 @@ class GenerationWorker:
     # -- work ---------------------------------------------------------------------------------------------------------
     async def _register(self) -> None:
         assert self._facts is not None, "start() comes before serve()"
-        me = Registration(
-            replica_id=self._replica_id,
-            kv_capacity_tokens=self._facts.kv_capacity_tokens,
-            max_running=in_flight_limit(self._max_running),
-            block_tokens=self._facts.block_size,
-            policy_version=self._engine.policy_version,
-            resident=tuple(rollout_load(one.state) for one in self._residents.values()),
-            cost=self._facts.cost,
-            preemptions=self._engine.load().preemptions,
-        )
-        for rollout_id in await self._ask(lambda b: b.register(me), "register"):
+        facts = self._facts
+
+        def as_now() -> Registration:
+            return Registration(
+                replica_id=self._replica_id,
+                kv_capacity_tokens=facts.kv_capacity_tokens,
+                max_running=in_flight_limit(self._max_running),
+                block_tokens=facts.block_size,
+                resident=tuple(rollout_load(one.state) for one in self._residents.values()),
+                cost=facts.cost,
+                preemptions=self._engine.load().preemptions,
+            )
+
+        # Built again at each try: a rollout that has ended since would stay in the balancer.
+        for rollout_id in await self._ask(lambda b: b.register(as_now()), "register"):
             self._cancel(rollout_id)
 
     async def _follow_orders(self) -> None:
@@ -267,7 +283,8 @@ class GenerationWorker:
                 return
             self._note_turn(state)
             self._release(state)  # frees its KV cache for others before its answer is scored
-            self._end_rollout(await score(state, self._judge, self._chat))
+            own_tools = self._agents is not None
+            self._end_rollout(await score(state, self._judge, self._chat, own_tools=own_tools))
         except ToolStateLost as lost:
             reached = self._reached(state)
             if reached.restarts >= MAX_ROLLOUT_RESTARTS:
@@ -309,7 +326,7 @@ class GenerationWorker:
         return True
 
     def _note_turn(self, state: RolloutState) -> _Resident | None:
-        """Record a finished turn; None for a rollout that was handed back when the engine died."""
+        """Record a finished turn; None for a rollout that was handed back because this process ends."""
         resident = self._residents.get(state.request.rollout_id)
         if resident is not None and resident.state is not state:
             self._journal.turn_finished(resident.state, state)
@@ -349,34 +366,56 @@ class GenerationWorker:
                 await self._report(outbox)
             except UnknownReplica:  # `_follow_orders` registers again, with the resident rollouts
                 continue
+            except Quarantined as refused:
+                await self._end(refused.cause if isinstance(refused, RayTaskError) else refused)
+                return
             except DeadlineExceeded:  # send it with the next report
                 self._outbox = self._outbox.after(outbox)
                 self._reporting.set()
 
     async def _report(self, outbox: Outbox) -> None:
+        """Raises `Quarantined` after the balancer has received everything."""
+        quarantined: Quarantined | None = None
         if outbox.turns:
             turns = outbox.turns
             # Read again at each try: the balancer refuses a load that is older than the registration.
-            await self._ask(lambda b: b.report(self._replica_id, turns, self.load()), "a report")
+            try:
+                await self._ask(lambda b: b.report(self._replica_id, turns, self.load()), "a report")
+            except Quarantined as refused:
+                quarantined = refused
             outbox.turns = []
         if back := [both for name, both in outbox.returned.items() if name not in self._residents]:  # not granted again
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
+        if quarantined is not None:
+            raise quarantined
 
-    async def _end(self, died: EngineError) -> None:
-        """After the engine's death: hand back every rollout at its last finished turn, then end this process, which
-        Ray restarts.
+    async def _end_with_engine(self) -> None:
+        """Notice the engine's death also while no call waits for the engine."""
+        try:
+            await self._engine.until_dead()
+        except EngineError as died:
+            await self._end(died)
+
+    async def _end(self, cause: Exception) -> None:
+        """Hand back every rollout at its last finished turn, report the cause to the driver, then end this process,
+        which Ray restarts.
         """
-        if self._engine_died is not None:
+        if self._ends_by is not None:
             return
-        self._engine_died = died
+        self._ends_by = cause
+        log.error(f"this worker ends: {cause}")
         for task in self._loops:
-            task.cancel()
+            if task is not asyncio.current_task():
+                task.cancel()
         await self._journal.flush()
         for resident in [*self._residents.values()]:
             self._hand_back(resident.state)
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers a report that does not arrive
             words = self._report(self._outbox.after(self._unsent))  # with ended rollouts, which must not be repeated
             await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last report")
+        self._ended.close(cause)
+        if self._loops:  # otherwise the driver does not read yet
+            await asyncio.sleep(LAST_WORDS_S)  # the driver kills this process when it has received the cause
         self._die()
 
     async def _ask(self, ask: Callable[[BalancerService], Awaitable[T]], reason: str, extra_s: float = 0.0) -> T:

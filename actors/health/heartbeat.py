@@ -29,7 +29,6 @@ class Heartbeat:
     node_id: str
     pid: int
     start_time: str  # of that process (`actors.cluster.process_start`), because pids are reused
-    work: int = 0  # open items of work
     progress: int = 0  # changes with every step of work
     children: tuple[int, ...] = ()  # pids of child processes that it waits for
     records: tuple[logging.LogRecord, ...] = ()  # logged since the last heartbeat

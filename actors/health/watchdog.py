@@ -38,7 +38,7 @@ START_SHOWN_EVERY_S = 30.0
 """Between two lines on what a start waits for. A start takes about a minute on two cores, and several on a cluster."""
 RESTART_S = 120.0
 """Additional time for a service that cannot be reached, because Ray starts a new process for it."""
-NOT_RECORDED = ("work", "progress", "memory_bytes", "device_bytes", "records", "lost_with_it")
+NOT_RECORDED = ("progress", "memory_bytes", "device_bytes", "records", "lost_with_it")
 """Fields of a heartbeat that `processes.json` does not contain."""
 
 
@@ -187,17 +187,17 @@ class Watchdog:
             else:
                 before, probe.heartbeat, probe.waited_s, probe.num_kills = probe.heartbeat, heartbeat, None, 0
                 self._report_changes(probe, before, heartbeat)
-                self._answered(probe, work=heartbeat.work, progress=heartbeat.progress)
+                self._answered(probe)
                 if before is not None and before.incarnation != heartbeat.incarnation and service.on_restart:
                     service.on_restart()
             await asyncio.sleep(self._config.probe_every_s)
 
-    def _answered(self, probe: _Probe, *, work: int = 0, progress: int = 0) -> None:
+    def _answered(self, probe: _Probe) -> None:
         name = probe.service.name
         if probe.unreachable or not self._detector.watches(name):
             probe.unreachable = False
             self._detector.watch(name, Limit(silent_s=probe.limit_s))
-        self._detector.heard(name, work=work, progress=progress)
+        self._detector.heard(name)
 
     def _report_fault(self, probe: _Probe, failed: Exception) -> None:
         """Log the fault once, although every probe fails."""

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft: Recipe | None = None) -> None:
     """The `main` of every recipe. At scale tiny, `sft` runs first if there is no policy to start from.
 
-    Exit status: 0 success, 1 the run failed, 2 refused before anything started, 3 steps in a row had
-    no usable update.
+    Exit status: 0 done, 1 failed, 2 refused before anything started, 3 steps in a row had no usable update,
+    130 stopped.
     """
 
     def act() -> None:

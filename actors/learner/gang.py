@@ -26,7 +26,7 @@ from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig, own_rules
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import fail, unless_failed, within
-from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
+from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost, VersionGone
 from rstar_ray.rollouts import TrainingRow
 from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
@@ -98,6 +98,8 @@ class Learner:
         self._saved: list[Path] = []  # checkpoints that these ranks have not written yet
         self._facts: Any = None
         self._step = 0
+        self._one_at_a_time = asyncio.Lock()  # a rank recognises only a repetition of its newest call
+        self._version: int | None = None  # the newest published version, if the ranks still have its weights
 
     @property
     def facts(self) -> Any:
@@ -109,7 +111,7 @@ class Learner:
 
     async def start(self) -> None:
         """Create the ranks, connect them, load the model. Raises `RankLost` if a restart may succeed."""
-        self._saved = []
+        self._saved, self._version = [], None
         env = {"env_vars": rank_environment(self.config)}
         self._ranks = [
             start_rank(
@@ -232,6 +234,8 @@ class Learner:
     ) -> UpdateResult:
         async with self._turn():
             results = await self._all(ask, shares, self.config.learner.step_deadline_s, reason)
+            if results[0].applied:
+                self._version = None
         self._step = results[0].step
         if results[0].reason:
             log.warning("update not applied: %s", results[0].reason)
@@ -245,10 +249,22 @@ class Learner:
 
     async def publish(self, policy_version: int, engines: Sequence[EngineSeat] = ()) -> Publication:
         """Send the weights to these engines; if there are none, put them into rank 0's object store."""
+        async with self._one_at_a_time:
+            self._version = policy_version
+            return await self._publish(policy_version, engines)
+
+    async def store_again(self, policy_version: int) -> Publication:
+        """Put the weights of a published version into the object store. Raises `VersionGone` if they have changed."""
+        async with self._one_at_a_time:
+            if policy_version != self._version:
+                raise VersionGone(f"the learner has trained since version {policy_version}")
+            return await self._publish(policy_version, ())
+
+    async def _publish(self, policy_version: int, engines: Sequence[EngineSeat]) -> Publication:
         started = time.perf_counter()
         way: WeightWay = self.config.weight_way if engines else "object_store"
         of_rank = [[seat for seat in engines if seat.sender == rank] for rank in range(len(self._ranks))]
-        sent = await self._all(
+        sent = await self._call_ranks(
             lambda rank, seats: rank.publish(policy_version, way, seats),
             of_rank,
             self.config.learner.step_deadline_s,
@@ -284,6 +300,7 @@ class Learner:
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Resume from a checkpoint written by any number of ranks; returns the `extra` saved with it."""
+        self._version = None
         loaded = await self._everywhere(lambda rank: rank.load_checkpoint(str(folder)), "loading a checkpoint")
         extra, self._step = loaded[0]
         return extra
@@ -297,6 +314,7 @@ class Learner:
 
     async def set_policy(self, folder: Path) -> None:
         """Load the weights of a Hugging Face folder; the optimizer state is unchanged."""
+        self._version = None
         await self._everywhere(lambda rank: rank.set_policy(str(folder)), "loading weights")
 
     async def reset_optimizer(self) -> None:
@@ -315,8 +333,13 @@ class Learner:
     async def _all(
         self, ask: Callable[[LearnerActor, T], R], shares: Sequence[T], deadline_s: float, reason: str
     ) -> list[R]:
-        """Call every rank with its share of the work, and wait for all."""
+        """Call every rank with its share of the work, after the calls before it, and wait for all."""
+        async with self._one_at_a_time:
+            return await self._call_ranks(ask, shares, deadline_s, reason)
 
+    async def _call_ranks(
+        self, ask: Callable[[LearnerActor, T], R], shares: Sequence[T], deadline_s: float, reason: str
+    ) -> list[R]:
         async def call(rank: Rank, share: T) -> R:
             return await rank.call_once(lambda methods: ask(methods, share), deadline_s=deadline_s, reason=reason)
 

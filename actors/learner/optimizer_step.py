@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,9 @@ class OptimizerSteps:
         named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
         reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row identified as the cause'})"
         if self._config.optimizer.save_bad_updates:
-            path = Path(self._config.optimizer.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
-            with best_effort(path.name):
+            name = f"update-{self.step + 1:06d}-rank-{self._rank}"
+            with best_effort(name):
+                path = _free_path(Path(self._config.optimizer.save_bad_updates), name)
                 save_rows([row for rows in micro_batches for row in rows], path)
         return reason
 
@@ -188,6 +190,12 @@ def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
         if row.rollout_logprobs is not None:
             arrays[f"logprobs-{index}"] = row.rollout_logprobs
     np.savez_compressed(path, **arrays)
+
+
+def _free_path(folder: Path, name: str) -> Path:
+    """`name`.npz, or with a number where it exists: refused updates of one step, or of two stages, share a name."""
+    numbered = (folder / f"{name}-{number}.npz" for number in count(2))
+    return next(path for path in chain([folder / f"{name}.npz"], numbered) if not path.exists())
 
 
 def _joined(name: str, one: Tensor, other: Tensor) -> Tensor:

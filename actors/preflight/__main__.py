@@ -2,7 +2,7 @@
 
 python -m actors.preflight --run-dir /shared/runs/first --model /shared/Qwen3-14B-Base
 
-Exit status: 0 no problems, 1 problems found, 2 invalid options.
+Exit status: 0 no problems, 1 problems found or the check failed, 2 invalid options.
 """
 
 import os
@@ -21,7 +21,8 @@ from actors.preflight.node_checks import check_node
 from actors.preflight.read_facts import read_facts
 from rstar_ray.config import RunConfig
 from rstar_ray.config.options import options_of
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError
+from rstar_ray.exit_status import exit_status_of
 
 WIDTH = 118
 WORST_FIRST = (Verdict.WRONG, Verdict.WARNING, Verdict.OK, Verdict.NOT_HERE)
@@ -121,19 +122,20 @@ def _write(mark: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        options, config = parse(argv), None
-        if options.run_config:
-            from actors.launch.command_line import config_in
+    return exit_status_of(lambda: show_findings(parse(argv)))
 
-            config = config_in(options.run_config)
-            options = of_run(options, config)
-        found = look(options)
-        if config is not None:
-            found += settings_findings(config, found[0].node)
-    except (ConfigError, RStarError) as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
+
+def show_findings(options: PreflightOptions) -> int:
+    """Print the table; returns 1 if a problem was found, else 0."""
+    config = None
+    if options.run_config:
+        from actors.launch.command_line import config_in
+
+        config = config_in(options.run_config)
+        options = of_run(options, config)
+    found = look(options)
+    if config is not None:
+        found += settings_findings(config, found[0].node)
     print(table(found))
     return int(any(finding.verdict is Verdict.WRONG for finding in found))
 

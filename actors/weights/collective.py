@@ -6,7 +6,7 @@ The group is separate from the default groups of learner and vLLM. `Collective` 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -167,13 +167,22 @@ class CollectiveTransfer:
         self._members = seats
 
     def _begin(self, engines: Sequence[EngineLine], version: int, plan: BucketPlan) -> None:
-        """Begin on every engine. Raises `RStarError` if one fails, after ending the update on all engines."""
-        try:
-            self._all({line.seat.name: line.begin(version, plan) for line in engines}, "beginning an update")
-        except RStarError:
-            for line in engines:
+        """Begin on every engine. Raises `RStarError` if one fails, after ending the update on those that have begun."""
+        beginning, reason = [(line, line.begin(version, plan)) for line in engines], "beginning an update"
+        wait([of for _, of in beginning], self._deadline_s)  # an engine that is beginning cannot end yet
+        begun, failures = list[EngineLine](), list[RStarError]()
+        for line, of in beginning:
+            try:
+                if not of.done():
+                    raise DeadlineExceeded("learner", line.seat.name, reason, self._deadline_s)
+                answer(of, 0, owner=line.seat.name, reason=reason)
+                begun.append(line)
+            except RStarError as failed:
+                failures.append(failed)
+        if failures:
+            for line in begun:
                 line.end()
-            raise
+            raise failures[0]
 
     def _broadcast(self, data: torch.Tensor, reason: str, coming: Mapping[str, "Future[None]"]) -> None:
         assert self._group is not None

@@ -81,7 +81,8 @@ class Publication:
 class EngineLine(Protocol):
     """A sender's connection to one engine. `join` once per group, then per version `begin`, each `take`, and `end`.
 
-    The futures raise if the engine fails. An engine that receives nothing after `begin` ends the update itself.
+    The futures raise if the engine fails. `end` without `take` raises `TransferError`, and the engine keeps serving the
+    old weights. An engine that receives no call after `begin` dies.
     """
 
     @property

@@ -74,6 +74,7 @@ class Loading(IPCWeightTransferEngine):
     init_info_cls: Any = Meet
     update_info_cls: Any = Parcel
     counted: CountedModel
+    received: bool  # a parcel of the version
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,6 +85,7 @@ class Loading(IPCWeightTransferEngine):
         self._arrivals.join(init_info.meeting)
 
     def start_weight_update(self) -> None:
+        self.received = False
         self.counted = CountedModel(self.model, self.device)  # before the reload gives tied weights separate names
         super().start_weight_update()
         self.set_weight_update_target(cast(Any, self.counted), self.model_config)
@@ -96,6 +98,7 @@ class Loading(IPCWeightTransferEngine):
 
     def receive_weights(self, update_info: Any) -> None:
         parcel: Parcel = update_info
+        self.received = True
         if parcel.by == BY_HANDLE:
             for rows in parcel.buckets:
                 packed: dict[str, Any] = layout(from_rows(rows))
@@ -105,11 +108,12 @@ class Loading(IPCWeightTransferEngine):
             self.counted.load_weights(bucket.weights())
 
     def finish_weight_update(self) -> None:
-        if self.counted.missing:
+        """If no parcel was received, vLLM puts the old weights back."""
+        if self.received and self.counted.missing:
             raise ValueError(f"no weights were received for {sorted(self.counted.missing)}")
         self.reset_weight_update_target()
         super().finish_weight_update()
-        if self.device.type == "cpu":
+        if self.received and self.device.type == "cpu":
             repack_tied_head(self.model)
 
 

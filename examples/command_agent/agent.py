@@ -1,6 +1,6 @@
 """An agent that is a program: it knows nothing of the run but its environment.
 
-rstar stage 1 --own-folder examples/command_agent --agent.command "venv/bin/python agent.py"
+rstar stage 1 --own-folder examples/command_agent --agent.command "venv/bin/python agent.py" --run-dir runs/command
 
 OpenAI's client finds its address and key in OPENAI_BASE_URL and OPENAI_API_KEY. The policy's programs run as children
 of this process, inside its jail (docs/security.md).

@@ -1,7 +1,8 @@
 """mini-swe-agent, unmodified, as a command: the policy writes bash commands, and submits its answer with one.
 
 cd examples/command_agent && python -m venv venv-swe && venv-swe/bin/pip install mini-swe-agent && cd ../..
-rstar stage 1 --model MODEL --own-folder examples/command_agent --agent.command "venv-swe/bin/python mini_swe.py"
+rstar stage 1 --model MODEL --own-folder examples/command_agent --agent.command "venv-swe/bin/python mini_swe.py" \\
+    --run-dir runs/swe
 
 The commands run as children of this process, inside its jail (docs/security.md).
 """

@@ -188,7 +188,11 @@ def _ended(state: RolloutState, end: AgentEnd) -> RolloutState:
     if end.fault:
         raise ToolError(f"agent: {end.fault}")
     if not state.turns:
-        raise ToolError(f"agent: it ended without a completion ({end.failure or 'it never asked for one'})")
+        why = end.failure or "it never asked for one"
+        if end.refused is not None:
+            budgets = "--rollout.max-response-tokens or --engine.max-context-tokens"
+            why = f"its first request was refused, because it leaves no room in {budgets}"
+        raise ToolError(f"agent: it ended without a completion ({why})")
     reason = StopReason.ANSWERED
     if end.refused is not None:
         reason = end.refused

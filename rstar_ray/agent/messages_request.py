@@ -8,7 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from rstar_ray.agent.chat_request import NEUTRAL, BadRequest, ChatRequest, Finished, read_object, request_of
+from rstar_ray.agent.chat_request import (
+    NEUTRAL,
+    UNREADABLE,
+    BadRequest,
+    ChatRequest,
+    Finished,
+    read_object,
+    request_of,
+)
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERRORS = {
@@ -16,11 +24,12 @@ ERRORS = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
 }
 CHOICES = {"any": "required", "tool": "a tool by name"}  # OpenAI's names; other names are the same
 ALIKE = ("model", "temperature", "top_p", "stream", *NEUTRAL)
-UNSUPPORTED = ("mcp_servers", "container", "context_management")
+UNSUPPORTED = ("mcp_servers", "container", "context_management", "output_format")
 
 
 def read_messages(body: bytes) -> ChatRequest:
@@ -31,6 +40,8 @@ def read_messages(body: bytes) -> ChatRequest:
     for name in UNSUPPORTED:
         if fields.get(name):
             raise BadRequest(f"{name}: not supported by this server. Hint: leave it out")
+    if _object(fields.get("output_config"), "output_config").get("format"):
+        raise BadRequest("output_config.format: not supported by this server. Hint: leave it out")
     choice = _object(fields.get("tool_choice"), "tool_choice")
     kind = choice.get("type", "auto")
     messages = [{"role": "system", "content": fields["system"]}] if fields.get("system") else []
@@ -121,7 +132,7 @@ def whole(name: str, model: str, end: Finished) -> dict[str, Any]:
         blocks.append({"type": "text", "text": text})
     for call in said.get("tool_calls") or ():
         blocks.append({**_call(call), "input": json.loads(call["function"]["arguments"])})
-    return _message(name, model) | {"content": blocks, "usage": _usage(end), **_stop(end)}
+    return _message(name, model) | {"content": blocks, "usage": _usage(end), **_stop(end), **_unreadable(end)}
 
 
 def error_body(status: int, text: str, code: str = "") -> dict[str, Any]:
@@ -155,7 +166,7 @@ class Events:
         return events
 
     def end(self, end: Finished) -> bytes:
-        last = _event("message_delta", delta=_stop(end), usage=_usage(end))
+        last = _event("message_delta", delta=_stop(end) | _unreadable(end), usage=_usage(end))
         return self._close() + last + _event("message_stop")
 
     def failed(self, text: str) -> bytes:
@@ -190,6 +201,10 @@ def _stop(end: Finished) -> dict[str, Any]:
     if end.stopped_by and end.finish == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stopped_by}
     return {"stop_reason": STOP_REASONS[end.finish], "stop_sequence": None}
+
+
+def _unreadable(end: Finished) -> dict[str, Any]:
+    return {UNREADABLE: end.message[UNREADABLE]} if UNREADABLE in end.message else {}
 
 
 def _usage(end: Finished) -> dict[str, int]:

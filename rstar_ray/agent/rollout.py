@@ -282,11 +282,14 @@ def with_context(state: RolloutState, token_ids: list[int]) -> RolloutState:
     )
 
 
-async def score(state: RolloutState, judge: JudgeFn, chat: ChatFormat | None = None) -> Trajectory:
+async def score(
+    state: RolloutState, judge: JudgeFn, chat: ChatFormat | None = None, *, own_tools: bool = False
+) -> Trajectory:
     """The finished record with its reward.
 
     A rollout that a limit ended gets 0, unless its environment gave a reward or the judge reads whole rollouts, for
-    which it needs `chat`. A rollout that the judge cannot judge is `unjudged`. Raises `SandboxError` like `judge`.
+    which it needs `chat`, and `own_tools` as in `TokenizerChat.read`. A rollout that the judge cannot judge is
+    `unjudged`. Raises `SandboxError` like `judge`.
     """
     assert state.stop_reason is not None
     started_s = time.monotonic()
@@ -295,7 +298,7 @@ async def score(state: RolloutState, judge: JudgeFn, chat: ChatFormat | None = N
         judgement = Judgement(state.reward, place=None)  # an environment does not read marked answers
     elif state.stop_reason is not StopReason.REFUSED:
         try:
-            judgement = await _judged(state, state.stop_reason, judge, chat)
+            judgement = await _judged(state, state.stop_reason, judge, chat, own_tools)
         except JudgeError as failed:
             unjudged = f"judging: {failed}"
     trajectory = _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
@@ -311,22 +314,28 @@ def _num_answers(state: RolloutState, place: Place | None) -> int | None:
     return state.num_answers if place == "answer" else count_answers(state.final_text, place)
 
 
-async def _judged(state: RolloutState, stop_reason: StopReason, judge: JudgeFn, chat: ChatFormat | None) -> Judgement:
+async def _judged(
+    state: RolloutState, stop_reason: StopReason, judge: JudgeFn, chat: ChatFormat | None, own_tools: bool
+) -> Judgement:
     problem = state.request.problem
     if chat is not None and isinstance(judge, RolloutJudge) and await judge.reads_rollouts(problem):
-        return await judge.judge_rollout(state.final_text, problem, transcript(state, stop_reason, chat))
+        rollout = transcript(state, stop_reason, chat, own_tools=own_tools)
+        return await judge.judge_rollout(state.final_text, problem, rollout)
     if stop_reason is StopReason.ANSWERED:
         return await judge(state.final_text, problem)
     return Judgement(0.0)
 
 
-def transcript(state: RolloutState, stop_reason: StopReason, chat: ChatFormat) -> Transcript:
+def transcript(
+    state: RolloutState, stop_reason: StopReason, chat: ChatFormat, *, own_tools: bool = False
+) -> Transcript:
     """The rollout as text."""
     limits, turns = state.request.limits, list[TranscriptTurn]()
     start = 0
     for number, turn in enumerate(state.turns):
         end = start + turn.num_tokens
-        reading = chat.read(state.response_ids[start:end], after_tools=_after_tools(state.turns[:number]))
+        after_tools = _after_tools(state.turns[:number])
+        reading = chat.read(state.response_ids[start:end], after_tools=after_tools, own_tools=own_tools)
         turns.append(
             TranscriptTurn(
                 completion=reading.text,

@@ -8,18 +8,20 @@ No network and no threads here: see `actors.agents`.
 import asyncio
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Generator
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import chain, repeat
+from typing import Any
 
 from rstar_ray.agent.agent_rollout import AgentEnd, AgentRequest, TurnResult
 from rstar_ray.agent.chat_request import (
     BadRequest,
     ChatRequest,
     Finished,
+    call_ids,
     finish_reason,
     logprobs_of,
     message_of,
@@ -100,6 +102,16 @@ class _Asked:
     request: AgentRequest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """The tool calls of one turn."""
+
+    ids: frozenset[str]  # as the agent received them
+    names: list[str]
+    offered: frozenset[str]  # names of the tools in the turn's request
+    unreadable: bool  # others could not be read
+
+
 @dataclass(slots=True)
 class AgentSession:
     """The requests of one rollout; use it from one event loop."""
@@ -112,12 +124,13 @@ class AgentSession:
     _lines: TokenLines = field(init=False)
     _record: dict[int, SampledTurn] = field(init=False)  # recorded turns that the agent has not requested again
     _turn_of: list[int] = field(default_factory=list[int])  # by the number of a completion in `_lines`
+    _calls: dict[int, _Calls] = field(default_factory=dict[int, _Calls])  # by turn, the newest last
     _reported: set[int] = field(default_factory=set[int])  # turns whose results are known
-    _unreadable: set[int] = field(default_factory=set[int])  # turns with calls that could not be read
     _results: list[TurnResult] = field(default_factory=list[TurnResult])  # to report
     _queue: deque[Pending] = field(default_factory=deque[Pending])
-    _undelivered: dict[str, Pending] = field(default_factory=dict[str, Pending])  # by digest
+    _undelivered: list[Pending] = field(default_factory=list[Pending])  # the oldest first
     _delivered: dict[str, Pending] = field(default_factory=dict[str, Pending])  # by digest, the newest
+    _not_queued: Counter[str] = field(default_factory=Counter[str])  # by digest, requests refused by `MAX_WAITING`
     _asked: _Asked | None = None
     _end: AgentEnd | None = None
     _latest: AgentEnd = field(default_factory=AgentEnd)  # facts about the last completion, for the end
@@ -145,22 +158,27 @@ class AgentSession:
         return self._end is not None and self._end.lost
 
     def ask(self, request: ChatRequest, *, retry: bool = False) -> Pending:
-        """Queue a request. A repeated request joins the earlier one if that was not delivered and no client waits for
-        it, or if it is a `retry`. Raises `BadRequest`.
+        """Queue a request. A repeated request joins the oldest earlier one that was not delivered and has no client.
+
+        If there is none, a `retry` joins an earlier one with a client, or one that was delivered, unless the limit of
+        waiting requests refused its first attempt. Raises `BadRequest`.
         """
         if self.over:
             raise BadRequest("this rollout has ended", code="rollout_ended")
-        same = self._undelivered.get(request.digest)
-        if same is not None and (retry or not same.clients):
-            return same
-        if retry and (done := self._delivered.get(request.digest)) is not None:
-            return done
+        same = [one for one in self._undelivered if one.request.digest == request.digest]
+        if abandoned := [one for one in same if not one.clients]:
+            return abandoned[0]
+        if retry and self._not_queued[request.digest]:
+            self._not_queued[request.digest] -= 1
+        elif retry and (known := same[0] if same else self._delivered.get(request.digest)):
+            return known
         if len(self._queue) >= MAX_WAITING:
+            self._not_queued[request.digest] += 1
             raise BadRequest(f"{MAX_WAITING} requests of this rollout wait already", code="too_many_requests")
         self._num_requests += 1
         answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         pending = Pending(request=request, number=self._num_requests, answer=answer)
-        self._undelivered[request.digest] = pending
+        self._undelivered.append(pending)
         self._queue.append(pending)
         self._changed.set()
         return pending
@@ -175,8 +193,8 @@ class AgentSession:
 
     def delivered(self, pending: Pending) -> None:
         """Record that the client has the answer; a repeated request is then a new sample."""
-        if self._undelivered.get(pending.request.digest) is pending:
-            del self._undelivered[pending.request.digest]
+        if pending in self._undelivered:
+            self._undelivered.remove(pending)
         self._delivered[pending.request.digest] = pending
         pending.request = replace(pending.request, messages=(), tools=())  # a retry needs only the answer
         self._busy_since_s = time.monotonic()
@@ -195,7 +213,7 @@ class AgentSession:
             self._refuse(self._asked.pending, BadRequest("this rollout has ended", code="rollout_ended"))
         self._lines = TokenLines(self.chat)
         self._record, self._asked = {}, None
-        self._undelivered, self._delivered = {}, {}
+        self._undelivered, self._delivered = [], {}
         self.call = replace(self.call, record=None, last=None)
 
     @property
@@ -319,31 +337,23 @@ class AgentSession:
 
     def _results_in(self, request: ChatRequest, continues: int) -> list[TurnResult]:
         """Results of tools at the end of the messages, once for each turn that called them."""
-        caller = continues if continues != NEW else len(self._turn_of) - 1
-        if caller < 0 or caller in self._reported:
-            return []
-        offered = {str(tool["function"]["name"]) for tool in request.tools}
         called: list[str] = []
-        results: list[tuple[str, ToolResult]] = []  # with the id of the call
+        replies: list[Mapping[str, Any]] = []
         for message in reversed(request.messages):
             if message["role"] == "assistant":
-                called = [str(call["function"]["name"]) for call in message.get("tool_calls") or ()]
+                called = _names_of(message)
                 break
-            if message["role"] != "tool":  # a reminder beside the results
-                continue
-            text = str(message["content"])
-            try:
-                failed = bool(message.get("rstar_failed")) or (self.failed is not None and self.failed(text))
-            except Exception as raised:  # of any kind, because it is the user's code
-                raise ToolError(f"--agent.failed: {type(raised).__name__}: {raised}") from raised
-            outcome = Outcome.ERROR if failed else Outcome.OK
-            results.append((str(message.get("tool_call_id") or ""), ToolResult(outcome=outcome, text=text)))
-        if results:
-            self._reported.add(caller)
-        results.reverse()
-        if caller in self._unreadable:  # replies to these calls, which count already, come last
+            if message["role"] == "tool":  # others are a reminder beside the results
+                replies.append(message)
+        caller = continues if continues != NEW else self._caller(request.last_call_ids, called)
+        if not replies or caller is None or caller in self._reported:
+            return []
+        self._reported.add(caller)
+        calls = self._calls[caller]
+        results = [(str(reply.get("tool_call_id") or ""), self._result(reply)) for reply in reversed(replies)]
+        if calls.unreadable:  # replies to these calls, which count already, come last
             del results[len(called) :]
-        names = [name if name in offered else "" for name in called]
+        names = [name if name in calls.offered else "" for name in called]
         ids = request.last_call_ids
         name_of = {one: name for one, name in zip(ids, names, strict=False) if one and ids.count(one) == 1}
         in_order = chain(names, repeat(""))  # a result without a known id belongs to the call at its position
@@ -351,6 +361,21 @@ class AgentSession:
             (caller, replace(result, tool=name_of.get(of_call, name)))
             for (of_call, result), name in zip(results, in_order, strict=False)
         ]
+
+    def _result(self, reply: Mapping[str, Any]) -> ToolResult:
+        text = str(reply["content"])
+        try:
+            failed = bool(reply.get("rstar_failed")) or (self.failed is not None and self.failed(text))
+        except Exception as raised:  # of any kind, because it is the user's code
+            raise ToolError(f"--agent.failed: {type(raised).__name__}: {raised}") from raised
+        return ToolResult(outcome=Outcome.ERROR if failed else Outcome.OK, text=text)
+
+    def _caller(self, ids: Sequence[str], called: list[str]) -> int | None:
+        """The turn whose calls a new line answers: by their ids, or the newest turn if it called the same tools."""
+        newest_first = list(reversed(self._calls.items()))
+        by_id = [number for number, calls in newest_first if not calls.ids.isdisjoint(ids)]
+        by_name = [number for number, calls in newest_first[:1] if calls.names == called]
+        return next(iter(by_id or by_name), None)
 
     def _finish(self, pending: Pending, place: Place, turn: SampledTurn, number: int) -> None:
         request, chat = pending.request, self.chat
@@ -366,8 +391,12 @@ class AgentSession:
         called = [call.name for call in answer.calls]
         self._lines.add(place, request, turn.token_ids, message, called=called, ended=ended)
         self._turn_of.append(number)
-        if answer.unreadable:
-            self._unreadable.add(number)
+        self._calls[number] = _Calls(
+            ids=call_ids([message]),
+            names=_names_of(message),
+            offered=frozenset(str(tool["function"]["name"]) for tool in request.tools),
+            unreadable=bool(answer.unreadable),
+        )
         if not turn.invalid_known:
             invalid = [ToolResult(outcome=Outcome.INVALID, text=error) for error in answer.unreadable]
             self._results += [(number, result) for result in invalid]
@@ -394,14 +423,19 @@ class AgentSession:
             raise
 
     def _refuse(self, pending: Pending, refused: BadRequest) -> None:
-        if self._undelivered.get(pending.request.digest) is pending:
-            del self._undelivered[pending.request.digest]
+        if pending in self._undelivered:
+            self._undelivered.remove(pending)
         self._num_refused += 1
         if self._num_refused <= MAX_REFUSED:  # an agent that asks again and again makes no progress
             self._busy_since_s = time.monotonic()
         if not pending.answer.done():
             pending.answer.set_exception(refused)
             pending.answer.exception()  # avoids asyncio's warning if the client has disconnected
+
+
+def _names_of(message: Mapping[str, Any]) -> list[str]:
+    """Names of the tools that a message of the assistant calls."""
+    return [str(call["function"]["name"]) for call in message.get("tool_calls") or ()]
 
 
 def sampled_turns(state: RolloutState, first: int = 0) -> tuple[SampledTurn, ...]:

@@ -91,6 +91,11 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
 
             return as_surrogate(made, arguments[0])
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
+            if kind == "loss":
+                from rstar_ray.algorithm.surrogate import DEVICE_FAULTS
+
+                if isinstance(failed, DEVICE_FAULTS):
+                    raise
             raise RStarError(f"--algorithm.{kind} {name}: {one_line(failed)}") from failed
 
     return named

@@ -126,7 +126,9 @@ def cispo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
     """
     ratio_N = ratios(tokens).detach()
     capped_N = ratio_N.clamp(max=1 + algorithm.clip_high)
-    return Surrogate(capped_N * tokens.advantages_N * tokens.logprobs_N, ratio_N, capped_N != ratio_N)
+    return Surrogate(
+        capped_N * tokens.advantages_N * tokens.logprobs_N, ratio_N, (capped_N != ratio_N) & (tokens.advantages_N != 0)
+    )
 
 
 def dppo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
@@ -142,9 +144,11 @@ def dppo(tokens: SampledTokens, algorithm: AlgorithmConfig) -> Surrogate:
         moved_N = tokens.logprobs_N.exp() - tokens.old_logprobs_N.exp()
         outside_N = moved_N * tokens.advantages_N.sign() > algorithm.dppo_threshold
     objective_N = torch.where(outside_N, torch.zeros_like(ratio_N), truncation_N * ratio_N * tokens.advantages_N)
-    return Surrogate(objective_N, ratio_N, outside_N)
+    return Surrogate(objective_N, ratio_N, outside_N | ((truncation_N < 1) & (tokens.advantages_N != 0)))
 
 
+DEVICE_FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError)
+"""Errors that may appear first in a user's loss without being its fault: restarted ranks may succeed."""
 LOSSES: dict[str, LossRule] = {"clipped": clipped, "gspo": gspo, "cispo": cispo, "dppo": dppo}
 """The built-in rules of `--algorithm.loss`."""
 

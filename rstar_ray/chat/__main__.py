@@ -1,8 +1,8 @@
 """Shows a model's chat format and its problems: `python -m rstar_ray.chat MODEL`, a folder or a Hugging Face id.
 
-Shows how its turns begin and end, what stops, how tools are shown and calls are written, whether it thinks and where;
-then a conversation with a tool as it is trained on, what has a loss in brackets, and a problem as it is asked. Exit
-status 2 where something does not fit, with the fix.
+Shows the start and end of turns, the stop tokens, the format of tools and calls, and whether the model reasons. Then
+shows a training conversation (tokens with a loss in brackets), and the prompt of one problem. Exit status 2 if the
+model or its template cannot be used; the message has the fix.
 """
 
 import json
@@ -23,6 +23,7 @@ from rstar_ray.config.options import options_of
 from rstar_ray.data.conversation import Conversation, RowError
 from rstar_ray.data.sft import Row, render
 from rstar_ray.errors import ConfigError
+from rstar_ray.exit_status import exit_status_of
 from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Problem
 
@@ -40,6 +41,11 @@ class Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a model's chat format; exit status 0 if it can be used."""
+    return exit_status_of(lambda: show(argv))
+
+
+def show(argv: Sequence[str] | None) -> None:
+    """Raises `ConfigError` if the model or its template cannot be used."""
     try:
         options = options_of(Options, argv, program="python -m rstar_ray.chat", description=__doc__)
         folder = local_folder(options.model, weights=False)
@@ -49,10 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in described(chat, folder):
             print(line)
     except ConfigError as refused:
-        named = "MODEL" if refused.field == "--model" else refused.field  # here it is not an option
-        print(f"error: {named}: {refused.problem}. Hint: {refused.hint}", file=sys.stderr)
-        return 2
-    return 0
+        if refused.field != "--model":
+            raise
+        raise ConfigError("MODEL", refused.problem, refused.hint) from refused  # here it is not an option
 
 
 def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
@@ -64,23 +69,23 @@ def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
     yield f"a turn ends       {profile.answer_end!r}" + (
         f", and with {profile.call_end!r} where it calls" if profile.call_end != profile.answer_end else ""
     )
-    yield "what stops        " + ", ".join(f"{text!r} ({token_id})" for token_id, text in profile.stop_tokens)
+    yield "stop tokens       " + ", ".join(f"{text!r} ({token_id})" for token_id, text in profile.stop_tokens)
     yield f"system text       {'in a separate turn' if template.has_system else 'before the first question'}"
     yield f"tools             {'shown by the template' if template.shows_tools else 'described in the system text'}"
     yield f"calls             {profile.syntax}, written by {'the template' if template.writes_calls else 'rstar_ray'}"
     yield f"results           {'as the template writes them' if template.has_tool_role else 'in a message of the user'}"
-    yield f"thinks            {_thinks(chat)}"
+    yield f"reasoning         {_thinks(chat)}"
     rows: Sequence[Row] = []
     try:
         rows = render(chat, example(thinks=profile.thinks != "off"))
     except RowError as refused:
-        yield f"note: SFT leaves conversations such as this out: {refused}; give --chat.template"
+        yield f"note: SFT excludes such conversations: {refused}; give --chat.template"
     for note in notes(chat, folder, rows):
         yield f"note: {note}"
     for number, row in enumerate(rows, 1):
-        yield f"--- row {number} of {len(rows)} that SFT makes of a conversation; the loss is on {OPEN}this{CLOSE}"
+        yield f"--- a training conversation, row {number} of {len(rows)} for SFT: {OPEN}tokens with a loss{CLOSE}"
         yield "".join(f"{OPEN}{piece.text}{CLOSE}" if piece.sampled else piece.text for piece in row)
-    yield "--- a problem as it is asked in RL, in evaluations and in a talk: SFT on conversations that begin so fits it"
+    yield "--- the prompt of one problem, in RL, evaluations and chat: SFT conversations should begin like this"
     yield chat.decode(chat.prompt_ids(Problem(id="", problem="What is 17 + 5?", answer="22")))
 
 

@@ -41,7 +41,7 @@ class ChatFormat(Protocol):
     def prompt_ids(self, problem: Problem) -> list[int]: ...
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]: ...
     def user_answer_ids(self, text: str) -> list[int]: ...
-    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading: ...
+    def read(self, token_ids: Sequence[int], *, after_tools: bool, own_tools: bool = False) -> Reading: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
@@ -122,13 +122,17 @@ class TokenizerChat:
         opened = self.encoder.encode(head, after=self.profile.answer_end)
         return [*opened, *self._words(text, after=head), *self.encoder.encode(tail, after=_WORDS)]
 
-    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
-        """One completion as text, without its reasoning, and with its calls."""
+    def read(self, token_ids: Sequence[int], *, after_tools: bool, own_tools: bool = False) -> Reading:
+        """One completion as text, without its reasoning, and with its calls.
+
+        `own_tools`: an agent of the user defines the tools, so calls are not checked against those of `--tools.use`.
+        """
         stops = self.profile.stop_token_ids
         said = list(token_ids[:-1] if token_ids and token_ids[-1] in stops else token_ids)
         text = self.decode(said)
         inside = self.begins_inside_thought(after_tools=after_tools)
-        calls = parse_tool_calls(where_calls_stand(text, self.profile.thought, inside=inside), self.syntax, self._tools)
+        tools = None if own_tools else self._tools
+        calls = parse_tool_calls(where_calls_stand(text, self.profile.thought, inside=inside), self.syntax, tools)
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
     def conversation_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -18,29 +18,42 @@ MAX_CALLS = 1_024
 
 
 def parse_tool_calls(
-    text: str, syntax: CallSyntax = HERMES, tools: Mapping[str, ToolSpec] = ONLY_PYTHON
+    text: str, syntax: CallSyntax = HERMES, tools: Mapping[str, ToolSpec] | None = ONLY_PYTHON
 ) -> list[ToolCall]:
-    """Every call in `text`, in order; one that cannot be run has a `parse_error`."""
+    """Every call in `text`, in order; one that cannot be run has a `parse_error`.
+
+    `tools`: None if an agent of the user defines them. Their names and arguments are then not checked.
+    """
     return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in written_calls(text, syntax, tools)]
 
 
-def written_calls(text: str, syntax: CallSyntax, names: Container[str]) -> list[WrittenCall]:
-    """Every call in `text`, in order, not yet checked against its tool; `names` are those of the tools in use.
+def written_calls(text: str, syntax: CallSyntax, names: Container[str] | None) -> list[WrittenCall]:
+    """Every call in `text`, in order, not yet checked against its tool.
+
+    `names` are those of the tools in use; None if they are unknown.
 
     A text that is too long, or holds too many calls, is one malformed call.
     """
     if len(text) > MAX_CHARS:
         too_long = f"the turn has {len(text):,} characters; calls are read in up to {MAX_CHARS:,}"
         return [WrittenCall(error=too_long)] if syntax.attempts(text) else []
-    calls = [call for call in syntax.read(text) if not call.fenced or (call.error is None and call.name in names)]
+    calls = [
+        call
+        for call in syntax.read(text)
+        if not call.fenced or (call.error is None and (names is None or call.name in names))
+    ]
     if len(calls) > MAX_CALLS:
         return [WrittenCall(error=f"the turn holds {len(calls):,} calls; at most {MAX_CALLS:,} are read")]
     return calls
 
 
-def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec], *, typed_already: bool) -> ToolCall:
+def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec] | None, *, typed_already: bool) -> ToolCall:
     if call.error is not None:
         return ToolCall(parse_error=call.error)
+    if tools is None:
+        program = _to_program(call, PYTHON_TOOL)
+        is_program = call.name == PYTHON_TOOL.name and program.parse_error is None
+        return program if is_program else ToolCall(tool=call.name, arguments=dict(call.arguments))
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(map(repr, tools))

@@ -254,7 +254,8 @@ class SftConfig:
     final_share: Annotated[float, within("[0, 1]")] = 0.0
     """final learning rate, as a share of the peak"""
     data: str = ""
-    """conversations, jsonl or parquet: `messages` with `tools`, ShareGPT or Glaive; empty generates the tiny world's"""
+    """conversations, jsonl or parquet: `messages` with `tools`, ShareGPT or Glaive; empty: generated conversations
+    about arithmetic problems (scale tiny only)"""
     max_left_out: Annotated[float, not_with("sft.data", ""), within("[0, 1]")] = 0.05
     """largest share of conversations that may be excluded because they do not fit; above it the run does not start"""
     num_conversations: Annotated[int, only_with("sft.data", ""), at_least(1)] = 6_000

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 from rstar_ray.config.tree import RENAMED
-from rstar_ray.errors import ConfigError, RStarError, one_line
+from rstar_ray.errors import ConfigError
+from rstar_ray.exit_status import exit_status_of
 
 Options = TypeVar("Options")
 CONFIG = "--config"
@@ -160,15 +161,8 @@ def _program() -> str:
 def run_command(
     kind: type[Options], act: Callable[[Options], int | None], argv: Sequence[str] | None, *, description: str | None
 ) -> int:
-    """The `main` of a small command. Exit status: the command's own or 0; 1 for a failure, 2 for a refused option."""
-    try:
-        return act(options_of(kind, argv, description=description)) or 0
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr, flush=True)
-        return 2
-    except (RStarError, OSError) as failed:
-        print(f"error: {one_line(failed)}", file=sys.stderr, flush=True)
-        return 1
+    """The `main` of a small command; returns the exit status (`rstar_ray.exit_status`)."""
+    return exit_status_of(lambda: act(options_of(kind, argv, description=description)))
 
 
 def _refuse(event: Any, kind: type) -> NoReturn:

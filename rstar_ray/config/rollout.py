@@ -30,7 +30,7 @@ class RolloutConfig:
     top_p: Annotated[float, OF_RL, within("(0, 1]")] = 1.0
     """nucleus sampling mass; 1 samples from the whole distribution, which the loss assumes"""
     instruct: bool = True
-    """add the tool's schema and the answer format before the problem; off in the tiny world, where SFT teaches them"""
+    """add the tool's schema and the answer format before the problem; off at scale tiny, whose SFT teaches them"""
     deadline_s: Annotated[MayChange[float], at_least(1)] = 1_800.0
     """longest time a step may wait without a finished rollout [s]"""
 
@@ -45,12 +45,12 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Problems: jsonl or parquet of {"id", "problem", "answer"}; empty generates the tiny world's problems."""
+    """Problems: jsonl or parquet of {"id", "problem", "answer"}; empty: arithmetic problems (scale tiny only)."""
 
     train: Annotated[str, OF_RL] = ""
-    """path of the training problems; empty generates the tiny world's"""
+    """path of the training problems; empty: generated arithmetic problems (scale tiny only)"""
     heldout: Annotated[str, NO_FILES] = ""
-    """path of the held-out problems; empty generates the tiny world's"""
+    """path of the held-out problems; empty: generated arithmetic problems (scale tiny only)"""
     integer_answers: Annotated[bool, OF_RL, not_with("data.train", ""), only_with("reward.name", "math")] = True
     """refuse training problems whose answer is not an integer (arXiv:2508.20722 section 4.2); for the reward math"""
     num_train: Annotated[int, OF_RL, only_with("data.train", ""), at_least(1)] = 4_000
@@ -67,8 +67,8 @@ class DataConfig:
     """minimum number of problems that each source of --data.mix has in every draw; the weights divide the others"""
     skip_solved: Annotated[int, OF_RL, at_least(0)] = 0
     """steps for which a problem is not drawn again after all its rollouts were correct in its last visit; 0 skips none.
-    Only steps that had to end before a draw began count. A problem comes back once per epoch, so that it acts only
-    where an epoch has not many more steps than this, and on refills"""
+    With --staleness K the results of the last K steps are not known yet. A problem comes back once per epoch: where an
+    epoch is much longer than this, only refills skip problems"""
     max_skipped: Annotated[float, OF_RL, not_with("data.skip_solved", 0), within("[0, 1)")] = 0.5
     """largest share of the problems (with --data.mix of each source) that --data.skip-solved excludes. The latest
     solved are excluded first, and as many remain as a draw needs"""

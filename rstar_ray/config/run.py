@@ -137,6 +137,12 @@ class RunConfig:
             "lower it, or raise --prompts-per-step",
         )
         require(
+            not (self.until == "solved" and self.data.skip_solved),
+            "--data.skip-solved",
+            "excludes solved problems from the draws, by which --until solved counts them",
+            "omit one of them, or give --until steps",
+        )
+        require(
             not (self.sleeps and self.staleness),
             "--engine.sleep",
             f"engines cannot sleep during updates with --staleness {self.staleness}, when they decode",

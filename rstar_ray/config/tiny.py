@@ -1,4 +1,4 @@
-"""The teacher of the tiny world: its SFT conversations, with faults that RL can remove."""
+"""The generated SFT conversations of scale tiny, with the teacher's faults, which RL can remove."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,8 +19,8 @@ class TinyConfig:
     wasted: Annotated[float, within("[0, 1]")] = 0.05
     """share of the conversations with a problem in which a call is made twice"""
     coupling: Annotated[float, within("[0, 1]")] = 0.0
-    """share of the answers after a failed first call that are wrong because of it; 0 is the neutral world, where the
-    outcome reward does not depend on failed calls"""
+    """share of the answers after a failed first call that are wrong because of it; with 0 the outcome reward does not
+    depend on failed calls"""
 
     def __post_init__(self) -> None:
         check_bounds("tiny", self)

@@ -94,7 +94,7 @@ def _ifeval(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> RawProb
             f"{where}, kwargs", "does not fit instruction_id_list", "give one object for each instruction"
         )
     instructions = [
-        {"name": str(name), "asked": {key: value for key, value in (one or {}).items() if value is not None}}
+        {"name": str(name), "kwargs": {key: value for key, value in (one or {}).items() if value is not None}}
         for name, one in zip(cast(list[Any], names), cast(list[Any], asked), strict=True)
     ]
     return RawProblem(

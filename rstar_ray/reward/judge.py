@@ -169,7 +169,7 @@ async def math_reward(answer: str | None, truth: str, compare: Compare) -> float
 
 TRUTHS: dict[str, tuple[Callable[[str], object], str]] = {
     "code": (read_cases, '[{"input": "...", "output": "..."}]'),
-    "instructions": (read_instructions, '[{"name": "punctuation:no_comma", "asked": {}}]'),
+    "instructions": (read_instructions, '[{"name": "punctuation:no_comma", "kwargs": {}}]'),
     "calls": (read_wanted, '[{"name": "f", "arguments": {"a": [1]}}]'),
 }
 """Rules with a JSON ground truth: the parser, and the form."""

@@ -24,15 +24,15 @@ Check = Callable[[str, Mapping[str, Any]], bool]
 class Instruction:
     """One of a prompt's instructions."""
 
-    name: str
-    asked: Mapping[str, Any]
+    name: str  # IFEval's instruction id, such as punctuation:no_comma
+    kwargs: Mapping[str, Any]  # its parameters
 
     def followed_by(self, answer: str) -> bool:
-        return bool(answer.strip()) and CHECKS[self.name][0](answer, self.asked)
+        return bool(answer.strip()) and CHECKS[self.name][0](answer, self.kwargs)
 
 
 def read_instructions(truth: str) -> list[Instruction]:
-    """Instructions of a ground truth: `[{"name": "punctuation:no_comma", "asked": {}}, ...]` as JSON.
+    """Instructions of a ground truth: `[{"name": "punctuation:no_comma", "kwargs": {}}, ...]` as JSON.
 
     Raises ValueError with the reason.
     """
@@ -47,11 +47,13 @@ def read_instructions(truth: str) -> list[Instruction]:
 
 def _instruction(row: Any) -> Instruction:
     fields = cast(dict[str, Any], row) if isinstance(row, dict) else {}
-    name, asked = fields.get("name"), fields.get("asked")
+    name, kwargs = fields.get("name"), fields.get("kwargs", fields.get("asked"))  # the key in files of version 0.2
     if not isinstance(name, str) or name not in CHECKS:
         raise ValueError(f"asks for {name!r}, which nothing here verifies")
+    if not isinstance(kwargs, dict | None):
+        raise ValueError(f"asks for {name} with kwargs that are no object")
     needed = CHECKS[name][1]
-    given = {key: value for key, value in cast(dict[str, Any], asked or {}).items() if value is not None}
+    given = {key: value for key, value in cast(dict[str, Any], kwargs or {}).items() if value is not None}
     for key, kind in needed.items():
         if not isinstance(given.get(key), kind) or isinstance(given[key], bool):
             raise ValueError(f"asks for {name} without {key}")
@@ -85,41 +87,41 @@ def _paragraphs(answer: str) -> list[str]:
     return parts[0 if parts[0].strip() else 1 : len(parts) if parts[-1].strip() else -1]
 
 
-def _number_paragraphs(answer: str, asked: Mapping[str, Any]) -> bool:
+def _number_paragraphs(answer: str, kwargs: Mapping[str, Any]) -> bool:
     parts = _paragraphs(answer)
-    return all(part.strip() for part in parts) and len(parts) == asked["num_paragraphs"]
+    return all(part.strip() for part in parts) and len(parts) == kwargs["num_paragraphs"]
 
 
-def _nth_paragraph(answer: str, asked: Mapping[str, Any]) -> bool:
+def _nth_paragraph(answer: str, kwargs: Mapping[str, Any]) -> bool:
     parts = [part for part in re.split(r"\n\n", answer) if part.strip()]
-    nth = asked["nth_paragraph"]
-    if len(parts) != asked["num_paragraphs"] or not 1 <= nth <= len(parts):
+    nth = kwargs["nth_paragraph"]
+    if len(parts) != kwargs["num_paragraphs"] or not 1 <= nth <= len(parts):
         return False
     first = parts[nth - 1].split()[0].lstrip("\"'“”‘’(").rstrip(".,?!\"'”’):;")
-    return first.lower() == asked["first_word"].lower()
+    return first.lower() == kwargs["first_word"].lower()
 
 
-def _postscript(answer: str, asked: Mapping[str, Any]) -> bool:
-    marker = asked["postscript_marker"].lower()
+def _postscript(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    marker = kwargs["postscript_marker"].lower()
     pattern = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}.get(marker) or re.escape(marker)
     return re.search(pattern, answer.lower()) is not None
 
 
-def _bullets(answer: str, asked: Mapping[str, Any]) -> bool:
-    return len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-)\s*\S.*$", answer, re.MULTILINE)) == asked["num_bullets"]
+def _bullets(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    return len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-)\s*\S.*$", answer, re.MULTILINE)) == kwargs["num_bullets"]
 
 
-def _highlights(answer: str, asked: Mapping[str, Any]) -> bool:
+def _highlights(answer: str, kwargs: Mapping[str, Any]) -> bool:
     found = re.findall(r"\*\*([^\n*]+)\*\*|\*([^\n*]+)\*", answer)
-    return sum(bool((double or single).strip()) for double, single in found) >= asked["num_highlights"]
+    return sum(bool((double or single).strip()) for double, single in found) >= kwargs["num_highlights"]
 
 
-def _sections(answer: str, asked: Mapping[str, Any]) -> bool:
-    mark = re.escape(asked["section_spliter"].strip())
-    return len(re.findall(rf"{mark}\s?\d+", answer)) >= asked["num_sections"]
+def _sections(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    mark = re.escape(kwargs["section_spliter"].strip())
+    return len(re.findall(rf"{mark}\s?\d+", answer)) >= kwargs["num_sections"]
 
 
-def _title(answer: str, asked: Mapping[str, Any]) -> bool:
+def _title(answer: str, kwargs: Mapping[str, Any]) -> bool:
     """A line with `<<`, a word and `>>`, from the first opening to the last closing, as IFEval reads it."""
     for line in answer.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
@@ -128,7 +130,7 @@ def _title(answer: str, asked: Mapping[str, Any]) -> bool:
     return False
 
 
-def _json(answer: str, asked: Mapping[str, Any]) -> bool:
+def _json(answer: str, kwargs: Mapping[str, Any]) -> bool:
     text = answer.strip()
     fenced = len(text) >= 6 and text.startswith("```") and text.endswith("```")
     try:
@@ -138,55 +140,55 @@ def _json(answer: str, asked: Mapping[str, Any]) -> bool:
     return True
 
 
-def _two_responses(answer: str, asked: Mapping[str, Any]) -> bool:
+def _two_responses(answer: str, kwargs: Mapping[str, Any]) -> bool:
     parts = [part.strip() for part in answer.split("******")]
     inner = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
     return len(inner) == 2 and all(inner) and inner[0] != inner[1]
 
 
-def _keyword_frequency(answer: str, asked: Mapping[str, Any]) -> bool:
-    count = len(re.findall(re.escape(asked["keyword"].strip()), answer, re.IGNORECASE))
-    return _as_asked(count, asked.get("relation"), asked["frequency"])
+def _keyword_frequency(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    count = len(re.findall(re.escape(kwargs["keyword"].strip()), answer, re.IGNORECASE))
+    return _as_asked(count, kwargs.get("relation"), kwargs["frequency"])
 
 
-def _letter_frequency(answer: str, asked: Mapping[str, Any]) -> bool:
-    count = answer.lower().count(asked["letter"].lower())
-    return _as_asked(count, asked.get("let_relation"), asked["let_frequency"])
+def _letter_frequency(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    count = answer.lower().count(kwargs["letter"].lower())
+    return _as_asked(count, kwargs.get("let_relation"), kwargs["let_frequency"])
 
 
-def _forbidden(answer: str, asked: Mapping[str, Any]) -> bool:
-    return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer, re.I) for word in asked["forbidden_words"])
+def _forbidden(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer, re.I) for word in kwargs["forbidden_words"])
 
 
-def _capital_words(answer: str, asked: Mapping[str, Any]) -> bool:
+def _capital_words(answer: str, kwargs: Mapping[str, Any]) -> bool:
     count = sum(word.isupper() for word in re.findall(r"[\w'-]+", answer))
-    return _as_asked(count, asked.get("capital_relation"), asked["capital_frequency"])
+    return _as_asked(count, kwargs.get("capital_relation"), kwargs["capital_frequency"])
 
 
-def _ends(answer: str, asked: Mapping[str, Any]) -> bool:
-    return answer.strip().strip('"').lower().endswith(asked["end_phrase"].strip().lower())
+def _ends(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    return answer.strip().strip('"').lower().endswith(kwargs["end_phrase"].strip().lower())
 
 
-def _repeats(answer: str, asked: Mapping[str, Any]) -> bool:
-    return answer.strip().lower().startswith(asked["prompt_to_repeat"].strip().lower())
+def _repeats(answer: str, kwargs: Mapping[str, Any]) -> bool:
+    return answer.strip().lower().startswith(kwargs["prompt_to_repeat"].strip().lower())
 
 
 CHECKS: dict[str, tuple[Check, dict[str, type]]] = {
     "keywords:existence": (
-        lambda answer, asked: all(word.lower() in answer.lower() for word in asked["keywords"]),
+        lambda answer, kwargs: all(word.lower() in answer.lower() for word in kwargs["keywords"]),
         {"keywords": list},
     ),
     "keywords:frequency": (_keyword_frequency, {"keyword": str, "frequency": int}),
     "keywords:forbidden_words": (_forbidden, {"forbidden_words": list}),
     "keywords:letter_frequency": (_letter_frequency, {"letter": str, "let_frequency": int}),
-    "language:response_language": (lambda answer, asked: is_language(answer, asked["language"]), {"language": str}),
+    "language:response_language": (lambda answer, kwargs: is_language(answer, kwargs["language"]), {"language": str}),
     "length_constraints:number_sentences": (
-        lambda answer, asked: _as_asked(len(sentences(answer)), asked.get("relation"), asked["num_sentences"]),
+        lambda answer, kwargs: _as_asked(len(sentences(answer)), kwargs.get("relation"), kwargs["num_sentences"]),
         {"num_sentences": int},
     ),
     "length_constraints:number_paragraphs": (_number_paragraphs, {"num_paragraphs": int}),
     "length_constraints:number_words": (
-        lambda answer, asked: _as_asked(len(_words(answer)), asked.get("relation"), asked["num_words"]),
+        lambda answer, kwargs: _as_asked(len(_words(answer)), kwargs.get("relation"), kwargs["num_words"]),
         {"num_words": int},
     ),
     "length_constraints:nth_paragraph_first_word": (
@@ -194,7 +196,7 @@ CHECKS: dict[str, tuple[Check, dict[str, type]]] = {
         {"num_paragraphs": int, "nth_paragraph": int, "first_word": str},
     ),
     "detectable_content:number_placeholders": (
-        lambda answer, asked: len(re.findall(r"\[[^\[\]]*\]", answer)) >= asked["num_placeholders"],
+        lambda answer, kwargs: len(re.findall(r"\[[^\[\]]*\]", answer)) >= kwargs["num_placeholders"],
         {"num_placeholders": int},
     ),
     "detectable_content:postscript": (_postscript, {"postscript_marker": str}),

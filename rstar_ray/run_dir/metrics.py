@@ -56,7 +56,7 @@ class BalancerStats:
 
     values: Mapping[str, float]  # the registry's `balancer/...`
     rule: str
-    quarantined: tuple[str, ...] = ()  # replicas that get no new rollouts, each with the reason
+    quarantined: tuple[str, ...] = ()  # replicas that were restarted for a wrong report, each with the reason
     faults: tuple[str, ...] = ()  # counters that were not zero at the step's end
     held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # time its queue was blocked, by reason
 

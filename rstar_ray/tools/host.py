@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -220,18 +220,20 @@ class ToolHost:
         async def make() -> Any:
             if self._tool is not None:
                 assert self._tool.state is not None
-                made: Any = self._tool.state(problem, snapshot)
-                return await made if inspect.isawaitable(made) else made
+                with _exit_is_an_error():
+                    made: Any = self._tool.state(problem, snapshot)
+                    return await made if inspect.isawaitable(made) else made
             assert self._environment is not None
-            environment = self._environment()
-            try:
-                await environment.start(problem)
-                if snapshot is not None:
-                    await environment.restore(snapshot)
-            except BaseException:  # includes the deadline's cancellation
-                self._close_soon(environment)
-                raise
-            return environment
+            with _exit_is_an_error():
+                environment = self._environment()
+                try:
+                    await environment.start(problem)
+                    if snapshot is not None:
+                        await environment.restore(snapshot)
+                except BaseException:  # includes the deadline's cancellation
+                    self._close_soon(environment)
+                    raise
+                return environment
 
         try:
             return await asyncio.wait_for(make(), self._deadline_s)
@@ -251,7 +253,8 @@ class ToolHost:
         """Run one call with its deadline, and shorten its answer to the cap."""
 
         async def run() -> Any:
-            return await function(**arguments)
+            with _exit_is_an_error():
+                return await function(**arguments)
 
         task = asyncio.ensure_future(run())
         try:
@@ -284,7 +287,8 @@ class ToolHost:
             said = f"Error: the tool gave {type(answer).__name__}, not text."
             return HostAnswer(outcome=Outcome.ERROR, text=said)
         try:
-            failed = self._tool.failed is not None and bool(self._tool.failed(answer))
+            with _exit_is_an_error():
+                failed = self._tool.failed is not None and bool(self._tool.failed(answer))
         except Exception as raised:
             said = f"Error: the tool's `failed` ({_named(self._tool.failed)}) raised {_in_one_line(raised, '')}"
             return HostAnswer(outcome=Outcome.ERROR, text=self._short(said))
@@ -337,7 +341,8 @@ def _snapshot(state: Any) -> str | None:
     if take is None:
         return None
     try:
-        taken = take()
+        with _exit_is_an_error():
+            taken = take()
     except Exception:  # without a snapshot, a rollout that loses the state restarts
         return None
     return str.__str__(taken) if isinstance(taken, str) else None
@@ -347,10 +352,20 @@ async def _close(state: Any) -> None:
     close: Any = getattr(state, "close", None)
     if close is None:
         return
-    with contextlib.suppress(Exception):  # the rollout is over, so errors do not matter
+    with contextlib.suppress(Exception), _exit_is_an_error():  # the rollout is over, so errors do not matter
         closing: Awaitable[Any] | None = close()
         if inspect.isawaitable(closing):
-            await asyncio.wait_for(closing, END_DEADLINE_S)
+            async with asyncio.timeout(END_DEADLINE_S):  # not `wait_for`, which may start a task
+                await closing
+
+
+@contextlib.contextmanager
+def _exit_is_an_error() -> Generator[None]:
+    """A tool that exits, as argparse does for wrong arguments, fails: otherwise its host would end."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as ends:
+        raise RuntimeError(f"{type(ends).__name__}: {ends}") from ends
 
 
 def _in_one_line(error: BaseException, begin: str = "Error: ") -> str:

@@ -4,12 +4,15 @@ Run as `python -m rstar_ray.tools.loader ENTRY...` it writes their specs as JSON
 when imported is refused in one line, and nothing of it runs where the run is driven from.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
@@ -112,16 +115,24 @@ def _described(option: str, entries: Sequence[str], folder: str) -> dict[str, li
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, *sys.path]))}
     command = [sys.executable, "-P", "-m", "rstar_ray.tools.loader", *entries]
     hint = "give module:object, and its folder as --own-folder"
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S, start_new_session=True
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(option, f"importing {', '.join(entries)} takes over {IMPORT_DEADLINE_S:g} s", hint) from None
-    said = done.stdout.rpartition("\n\0")[2]
-    if done.returncode or not said:
-        last = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
-        raise ConfigError(option, last[:300], hint)
+    # Files, not pipes: a process that a module has started may hold a pipe open.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
+        try:
+            status = child.wait(IMPORT_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            wrong = f"importing {', '.join(entries)} takes over {IMPORT_DEADLINE_S:g} s"
+            raise ConfigError(option, wrong, hint) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        out.seek(0)
+        err.seek(0)
+        said = out.read().decode("utf-8", "replace").rpartition("\n\0")[2]
+        errors = err.read().decode("utf-8", "replace").strip().splitlines()
+    if status or not said:
+        raise ConfigError(option, (errors or ["its process ended"])[-1][:300], hint)
     answer, _ = json.JSONDecoder().raw_decode(said)  # the module may print at its exit
     if refused := answer.get("refused"):
         raise ConfigError(f"{option} {refused[0]}", refused[1], refused[2] or hint)

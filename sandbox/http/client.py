@@ -12,6 +12,7 @@ import msgpack
 from rstar_ray.errors import SandboxFull, SandboxLost
 from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_to_data, result_from_data
+from sandbox.limits import patience_s
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 RETRY_S = 0.05
@@ -33,7 +34,6 @@ class HttpSandbox:
     async def __aenter__(self) -> "HttpSandbox":
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             headers=self._headers,
         )
         return self
@@ -49,10 +49,11 @@ class HttpSandbox:
         assert self._session is not None, "use it as an async context manager"
         call_id = request.call_id or uuid.uuid4().hex
         body: bytes = msgpack.packb(request_to_data(replace(request, call_id=call_id)), unicode_errors="surrogatepass")  # pyright: ignore[reportAssignmentType]
+        timeout = aiohttp.ClientTimeout(total=patience_s(request.limits, self._timeout_s))
         trouble: Exception | None = None
         for attempt in range(self._attempts):
             try:
-                status, data = await self._post(self._session, body)
+                status, data = await self._post(self._session, body, timeout)
             except (aiohttp.ClientError, TimeoutError) as error:
                 trouble = error  # a keep-alive connection may close during a request
                 await asyncio.sleep(RETRY_S * 2**attempt)
@@ -67,8 +68,10 @@ class HttpSandbox:
             raise SandboxLost(f"{self._url} answered {status}: {detail}")
         raise SandboxLost(f"{self._url} did not answer {self._attempts} times") from trouble
 
-    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> tuple[int, Any]:
-        async with session.post(f"{self._url}/execute", data=body) as answer:
+    async def _post(
+        self, session: aiohttp.ClientSession, body: bytes, timeout: aiohttp.ClientTimeout
+    ) -> tuple[int, Any]:
+        async with session.post(f"{self._url}/execute", data=body, timeout=timeout) as answer:
             raw = await answer.read()
             if answer.content_type == MSGPACK:
                 return answer.status, msgpack.unpackb(raw, unicode_errors="surrogatepass")

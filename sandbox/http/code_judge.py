@@ -3,6 +3,7 @@
 Pure functions on decoded JSON or msgpack; any input becomes a request or a `BadInput` with a message.
 """
 
+import hashlib
 import reprlib
 import uuid
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from rstar_ray.outcome import Outcome
 from sandbox.jail.cut import STDOUT_HEAD_SHARE, cut_text
 from sandbox.limits import MIB, Limits
 from sandbox.pool_metrics import PoolStats
-from sandbox.request import ExecutionRequest, ExecutionResult
+from sandbox.request import MAX_ID_CHARS, ExecutionRequest, ExecutionResult
 
 MAX_BATCH = 50_000
 COMPARED_CHARS = MIB  # of stdout, against an expected output
@@ -33,11 +34,11 @@ class BadInput(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One program of a client, and the expected output if there is one."""
+    """One program of a client, and the digest of the expected output if there is one."""
 
     sub_id: str
     request: ExecutionRequest
-    expected_output: str | None = None
+    expected: bytes | None = None  # a digest: a waiting call must not hold a long text
 
 
 def read_submission(data: object, limits: Limits) -> Submission:
@@ -63,7 +64,7 @@ def read_submission(data: object, limits: Limits) -> Submission:
         )
     except ValueError as error:
         raise BadInput(str(error)) from error
-    return Submission(sub_id=_sub_id(fields), request=request, expected_output=expected)
+    return Submission(sub_id=_sub_id(fields), request=request, expected=None if expected is None else _digest(expected))
 
 
 def read_batch(data: object, limits: Limits) -> tuple[str, list[Submission | dict[str, Any]]]:
@@ -90,10 +91,10 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
     """The answer to a program that ran (or was refused)."""
     run_success = result.outcome is Outcome.OK
     success = run_success
-    if submission.expected_output is not None:
-        success = run_success and result.stdout.strip() == submission.expected_output.strip()
+    if submission.expected is not None:
+        success = run_success and _digest(result.stdout) == submission.expected
     reason, stdout = "", result.stdout
-    if submission.expected_output is not None:  # more was retained for the comparison
+    if submission.expected is not None:  # more was retained for the comparison
         stdout = cut_text(stdout, SHOWN_CHARS, STDOUT_HEAD_SHARE)[0]
     if result.outcome is Outcome.TIMEOUT:
         reason = WORKER_TIMEOUT
@@ -160,8 +161,13 @@ def _sub_id(data: object) -> str:
     if isinstance(data, dict):
         given = cast(dict[object, object], data).get("sub_id")
         if isinstance(given, (str, int)) and str(given):
-            return str(given)[:1000]
+            return str(given)[:MAX_ID_CHARS]
     return str(uuid.uuid4())
+
+
+def _digest(output: str) -> bytes:
+    """Digest of an output without the space around it, which does not count."""
+    return hashlib.sha256(output.strip().encode("utf-8", "surrogatepass")).digest()
 
 
 def _text(fields: dict[object, object], name: str) -> str | None:

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 IDLE_S = 75.0  # idle time between two requests of a connection
 HEADERS_S = 20.0  # from its opening to the end of its first request's headers
 LINGER_S = 2.0  # the rest of a body is read for so long after an early answer, else the client may lose the answer
-RESERVED = 64  # descriptors that connections leave to the pool beyond what is open at the start
+RESERVED = 64  # descriptors for short uses: files of long inputs, working folders, the start of a process
 MOST = 20_000
 
 
@@ -29,13 +29,16 @@ request_log = logging.getLogger("sandbox.http.requests")
 request_log.addFilter(_WithoutParserErrors())
 
 
-def room_for_connections() -> int:
-    """How many connections this process can hold open beside the pool's own descriptors; lifts the soft limit."""
+def room_for_connections(other_descriptors: int = 0) -> int:
+    """How many connections this process can hold open; lifts the soft limit.
+
+    `other_descriptors`: needed in addition to those that are open now.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     open_now = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 128  # noqa: PTH208
-    return max(min(hard - open_now - RESERVED, MOST), 8)
+    return max(min(hard - open_now - other_descriptors - RESERVED, MOST), 8)
 
 
 class Connection(asyncio.Protocol):

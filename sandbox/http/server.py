@@ -206,7 +206,7 @@ async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.App
             TOKEN_VARIABLE, "at level process programs may do all that this user may", "set it, or give another --level"
         )
 
-    room = ConnectionRoom(room_for_connections())
+    room = ConnectionRoom(room_for_connections(pool.max_descriptors))
     app = SandboxServer(pool, config, room).app()
     runner = web.AppRunner(
         app,

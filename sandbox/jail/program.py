@@ -37,6 +37,7 @@ _STRING = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
 _INNER = rf"""(?:[^()'"#\\\n]|{_STRING}"""
 _PRINT = re.compile(rf"print\({_INNER}|\({_INNER}|\({_INNER})*+\))*+\))*+\);?")
 SHARED_BYTES = 256 * 1024
+MAX_VALUE_CHARS = SHARED_BYTES // 4 - 256  # of up to four bytes; the rest is for the header and the mark of a cut
 SHARED_HEADER = struct.Struct("<II")  # bytes of the value's text, flags
 MAX_DESCRIPTORS = 64  # 32 socket pairs of 416 KiB are the most memory that the memory limit does not count
 BROKEN = 70  # exit status where our own code failed in the child
@@ -282,7 +283,7 @@ def _offer(value: Any, call: wire.CallHeader, shared: mmap.mmap) -> None:
     if _printed_something():
         return
     text = display.show(value)
-    limit = min(call.out_head + call.out_tail, SHARED_BYTES // 4 - 256) // 4
+    limit = min((call.out_head + call.out_tail) // 4, MAX_VALUE_CHARS)
     kept, missing = cut.cut_text(text, limit, cut.STDOUT_HEAD_SHARE)
     data = kept.encode("utf-8", "backslashreplace")[: SHARED_BYTES - 64]
     shared[SHARED_HEADER.size : SHARED_HEADER.size + len(data)] = data

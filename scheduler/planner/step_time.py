@@ -183,9 +183,10 @@ class _Ran:
 
 
 def _chosen(sample: Sequence[TraceRollout], rollouts: float) -> tuple[Sequence[TraceRollout], NDArray[np.int64]]:
-    """The sample by length, and the indices in it of a replica's share of a draw."""
+    """The sample by length, and the indices in it of a replica's share of a draw; of a single rollout, the longest."""
     order = sorted(sample, key=lambda rollout: rollout.generated_tokens)
-    return order, np.linspace(0, len(order) - 1, max(1, round(rollouts))).round().astype(int)
+    share, longest = max(1, round(rollouts)), len(order) - 1
+    return order, np.linspace(0 if share > 1 else longest, longest, share).round().astype(int)
 
 
 def _run(

@@ -289,7 +289,6 @@ class Simulator:
             at_tools=tuple(self._at_tools[index]),
         )
         self.balancer.report(name, [*self._reports[index], *ended], load)
-        assert self.balancer.state.replica(name).quarantine is None
         self._reports[index].clear()
         self._decide(now_s)
         return [report.rollout_id for report in ended]

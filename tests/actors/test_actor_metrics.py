@@ -3,13 +3,15 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from actors.balancer_service import BalancerService
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.registry import PROCESS_METRICS
-from scheduler.records import ReplicaLoad
+from scheduler.records import Quarantined, ReplicaLoad
 from tests.fakes import KeptMetrics, load, registration
 from tests.rstar_ray.fabricate import example_trajectories
 
@@ -38,7 +40,8 @@ def test_a_balancer_tells_who_waits_and_what_is_full():
         assert kept.values["rstar_balancer_kv_used_ratio"] == 0.1
         assert kept.values["rstar_balancer_replicas"] == 1
         assert kept.values["rstar_balancer_wait_seconds"] >= 1
-        await service.report("replica", [], replace(LOAD, kv_used_tokens=2_000))
+        with pytest.raises(Quarantined):
+            await service.report("replica", [], replace(LOAD, kv_used_tokens=2_000))
         service.export()
         assert kept.values["rstar_balancer_replicas_quarantined"] == 1
 

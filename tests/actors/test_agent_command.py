@@ -107,6 +107,20 @@ async def test_every_end_of_a_command_has_its_name_and_leaves_no_process(
                 await asyncio.sleep(0.05)
 
 
+async def test_an_unconfined_command_has_the_proxy_of_our_network_and_reaches_the_endpoint_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "a.example", "no_proxy": ""}.items():
+        monkeypatch.setenv(name, value)
+    code = (
+        "print(json.dumps({'reward': os.environ['HTTP_PROXY'].endswith(':9') "
+        "and urllib.request.proxy_bypass('a.example')}))"
+    )
+    async with host_of(agent(tmp_path, code, confined=False)) as host:
+        state = await played(host, start(), Policy(answer("3")))
+    assert (state.stop_reason, state.reward) == (StopReason.ANSWERED, 1.0)
+
+
 @pytest.mark.parametrize("code", ['print(\'{"reward": "much"}\')', "print('{\"reward\": NaN}')"])
 async def test_a_reward_that_is_not_a_number_is_not_trained_on(tmp_path: Path, code: str):
     async with host_of(agent(tmp_path, code)) as host:

@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -27,10 +28,13 @@ from actors.agents.agent_client import Agents
 from actors.agents.agent_host import AgentHost
 from actors.balancer_service import BalancerService
 from actors.generation.outbox import Outbox, rollout_load
-from rstar_ray.agent.agent_rollout import run_agent_rollout
+from rstar_ray.agent import session
+from rstar_ray.agent.agent_rollout import AgentEnd, run_agent_rollout
+from rstar_ray.agent.chat_request import read_request
 from rstar_ray.agent.endpoint import Endpoint
 from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.agent.session import AgentCall, AgentSession, Pending
 from rstar_ray.algorithm.batch import rl_row
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.errors import ConfigError, SandboxError, ToolError, ToolStateLost
@@ -45,6 +49,7 @@ from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason,
 from scheduler.balancer import Balancer
 from tests.actors.test_generation_worker import FakeEngine, collect, serving
 from tests.fakes import AddingSandbox, Local, adding_problems, answer, call, drained, registration, request, same_text
+from tests.rstar_ray.test_rollout import WholeRollouts
 from tests.rstar_ray.test_token_lines import CHATS
 
 FAMILY = CHATS["qwen3"]
@@ -166,6 +171,46 @@ async def test_an_agent_trains_the_tokens_of_the_built_in_loop():
                 built_in.summary.stop_reason,
             )
             assert agents.summary.num_answers == built_in.summary.num_answers
+
+
+PYTHON: Any = [PYTHON_TOOL.as_schema()]
+BASH: Any = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+
+
+async def test_a_reward_of_whole_rollouts_reads_the_calls_of_an_agents_own_tools():
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        messages: list[Any] = [{"role": "user", "content": problem.problem}]
+        async with client(endpoint) as policy:
+            for _ in range(3):
+                reply = await policy.chat.completions.create(model="policy", messages=messages, tools=[BASH, *PYTHON])
+                said = reply.choices[0].message
+                results = [{"role": "tool", "tool_call_id": one.id, "content": "3"} for one in said.tool_calls or ()]
+                messages += [said.model_dump(exclude_none=True), *results]
+
+    listing = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    policy = Policy(f"{listing}\n```\n{listing}\n```", call("1+2"), answer("3"))
+    balancer, judge = BalancerService(), WholeRollouts()
+    async with host_of(solve) as host:
+        agents = Agents([Local(host, "agents/0")], caller="generation/0")  # pyright: ignore[reportArgumentType]
+        engine = FakeEngine(policy)  # pyright: ignore[reportArgumentType]
+        async with serving(balancer, engine=engine, agents=agents, chat=CHAT, judge=judge) as one:
+            state = start()
+            await balancer.submit([(rollout_load(state), state)])
+            await collect(one, 1)
+            await agents.settled()
+    (seen,) = judge.seen
+    listed = ToolCall(tool="bash", arguments={"command": "ls"})
+    assert [turn.calls for turn in seen.turns] == [(listed, listed), (ToolCall(code="1+2"),), ()]
+
+
+async def test_an_agents_requests_bypass_a_proxy_and_other_exceptions_of_the_environment_hold(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "a.example", "no_proxy": ""}.items():
+        monkeypatch.setenv(name, value)
+    async with host_of(blocks) as host:
+        assert (await played(host, start(), Policy(answer("3")))).reward == 1.0
+        assert urllib.request.proxy_bypass("a.example")
 
 
 async def raises(problem: Problem, endpoint: Endpoint) -> None:
@@ -336,9 +381,6 @@ async def test_a_host_lifts_the_limit_of_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-PYTHON: Any = [PYTHON_TOOL.as_schema()]
-
-
 async def with_a_failed_result(policy: openai.AsyncOpenAI, problem: Problem, result: str) -> list[Any]:
     """The messages of a rollout whose first turn called Python."""
     messages: list[Any] = [{"role": "user", "content": problem.problem}]
@@ -383,6 +425,25 @@ async def test_a_result_belongs_to_the_call_with_its_id_or_else_to_the_call_at_i
         state = await played(host, start(), Policy(calls, answer("3")))
     (result,) = state.turns[0].tool_results
     assert (result.tool, result.outcome) == (tool, Outcome.ERROR)
+
+
+@pytest.mark.parametrize(("keeps_id", "credited"), [(True, [1, 0]), (False, [0, 0])])
+async def test_a_result_in_a_shortened_history_belongs_to_the_turn_that_made_its_call(
+    keeps_id: bool, credited: list[int]
+):
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        async with client(endpoint) as policy:
+            messages = await with_a_failed_result(policy, problem, "no")
+            await said(policy, {"role": "user", "content": "a task of another agent"})
+            if not keeps_id:
+                messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "call_0"
+            await said(policy, {"role": "system", "content": "A summary."}, *messages)  # without tools
+        return 1.0
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Policy(call("1+2"), "done", answer("3")))
+    assert [len(turn.tool_results) for turn in state.turns] == [*credited, 0]
+    assert {result.tool for turn in state.turns for result in turn.tool_results} <= {"python"}
 
 
 @pytest.mark.parametrize("words", [3_000, 500_000])
@@ -501,6 +562,15 @@ async def test_an_end_that_says_nothing_about_the_policy_is_not_trained_on(solve
             await played(host, start())
 
 
+async def test_an_agent_whose_first_request_exceeds_the_budget_is_dropped_with_the_budgets_option():
+    async def solve(problem: Problem, endpoint: Endpoint) -> None:
+        await ask(endpoint, "word " * 3_000)
+
+    async with host_of(solve) as host:
+        with pytest.raises(ToolError, match=r"its first request was refused.*--rollout\.max-response-tokens"):
+            await played(host, start())
+
+
 async def test_what_an_agent_may_not_ask_is_a_clear_client_error_and_the_rollout_continues():
     statuses: dict[str, int] = {}
     kept: list[Endpoint] = []
@@ -587,6 +657,67 @@ async def test_no_more_requests_of_a_rollout_wait_than_its_limit():
         state = await played(host, start())
     assert len(state.turns) == LIMITS.max_turns
     assert len(codes) == 100 - LIMITS.max_turns and set(codes) <= {400, 429}
+
+
+async def test_a_retry_of_a_request_above_the_limit_is_a_new_sample(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session, "MAX_WAITING", 1)
+    begun, released = threading.Event(), threading.Event()
+    answers: list[str] = []
+
+    class Held(Policy):
+        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            begun.set()
+            await asyncio.to_thread(released.wait, 20)
+            return await super().__call__(prompt_ids, **asked)
+
+    async def solve(problem: Problem, endpoint: Endpoint) -> float:
+        body = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+
+        async def one(http: aiohttp.ClientSession) -> None:
+            headers, reply = {"x-api-key": endpoint.api_key}, {"type": "error"}
+            while reply["type"] == "error":
+                async with http.post("messages", json=body, headers=headers) as response:
+                    reply = await response.json()
+                if reply["type"] == "error":
+                    assert (response.status, reply["error"]["type"]) == (429, "rate_limit_error")
+                    released.set()
+                    headers["x-stainless-retry-count"] = "1"
+            answers.append(reply["content"][0]["text"])
+
+        async with aiohttp.ClientSession(base_url=endpoint.base_url + "/") as http:
+            first = asyncio.create_task(one(http))
+            await asyncio.to_thread(begun.wait, 20)
+            await asyncio.gather(first, one(http), one(http))
+        return 1.0
+
+    async with host_of(solve) as host:
+        state = await played(host, start(), Held("one", "two", "three"))
+    assert sorted(answers) == ["one", "three", "two"] and len(state.turns) == 3
+
+
+async def test_retries_of_identical_requests_join_one_request_each():
+    problem = adding_problems(1)[0]
+    opening: dict[str, Any] = {"restarts": 0, "holder": "worker", "opens": True, "seed": 1, "num_turns": 0}
+    one = AgentSession(
+        CHAT, AgentCall(rollout_id="r", problem=problem, last=None, wait_s=0.0, **opening), LIMITS.max_context_tokens
+    )
+    asked = read_request(json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode())
+
+    async def sent(*, retry: bool) -> tuple[Pending, asyncio.Task[Any]]:
+        pending = one.ask(asked, retry=retry)
+        waiting = asyncio.create_task(one.answer_of(pending))
+        await asyncio.sleep(0)
+        return pending, waiting
+
+    lost = [await sent(retry=False) for _ in range(3)]
+    for _, waiting in lost:
+        waiting.cancel()
+    await asyncio.wait([waiting for _, waiting in lost])
+    retries = [await sent(retry=True) for _ in range(3)]
+    assert [pending for pending, _ in retries] == [pending for pending, _ in lost]
+    assert len({id(pending) for pending, _ in retries}) == 3
+    one.end(AgentEnd())
+    await asyncio.wait([waiting for _, waiting in retries])
 
 
 async def test_the_same_request_after_a_lost_answer_has_the_same_answer_and_after_a_received_one_another():

@@ -7,7 +7,7 @@ import pytest
 
 from actors.balancer_service import BalancerService
 from scheduler.balancer import PLACEMENT
-from scheduler.records import NeverFits, ReplicaLoad, TurnReport
+from scheduler.records import NeverFits, Quarantined, ReplicaLoad, TurnReport
 from tests.fakes import end, load, next_orders, registration
 
 
@@ -122,8 +122,9 @@ async def test_what_can_never_fit_is_refused_with_the_numbers():
 
 async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pytest.LogCaptureFixture):
     service = await service_of("r0")
-    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
-    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
+    for _ in range(2):
+        with pytest.raises(Quarantined, match="r0 is in quarantine: it reports 1001 KV tokens"):
+            await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
     (line,) = caplog.messages
     assert "r0 is in quarantine" in line and "reports 1001 KV tokens in use of 1000" in line
     assert (await service.step_figures()).quarantined == ("r0: reports 1001 KV tokens in use of 1000",)

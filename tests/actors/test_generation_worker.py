@@ -4,13 +4,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from actors.balancer_service import BalancerService
 from actors.generation.engine import EngineFacts
@@ -34,7 +35,7 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
-from scheduler.records import Move, ReplicaLoad
+from scheduler.records import Move, Quarantined, Registration, ReplicaLoad, TurnReport, UnknownReplica
 from tests.fakes import (
     LIMITS,
     AddingSandbox,
@@ -69,9 +70,14 @@ class FakeEngine:
     policy: SkilledPolicy = field(default_factory=SkilledPolicy)
     lives: int = 10**9
     policy_version: int = 0
+    died: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> EngineFacts:
         return EngineFacts(kv_capacity_tokens=100_000, block_size=16, max_model_len=1_000)
+
+    async def until_dead(self) -> None:
+        await self.died.wait()
+        raise EngineError("the engine does not serve: its process was killed")
 
     async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
         self.lives -= 1
@@ -191,6 +197,53 @@ async def test_a_rollout_that_is_moved_continues_on_another_replica_from_its_las
     await second.close()
 
 
+@pytest.fixture(autouse=True)
+def nobody_kills_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no driver."""
+    monkeypatch.setattr("actors.generation.worker.LAST_WORDS_S", 0.2)
+
+
+async def test_an_engine_that_dies_while_nothing_waits_for_it_ends_the_worker_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+):
+    ended, engine = asyncio.Event(), FakeEngine()
+    async with serving(BalancerService(), engine=engine, die=ended.set) as one:
+        poll = asyncio.ensure_future(one.take_finished(60, 0))
+        await asyncio.sleep(0)
+        engine.died.set()
+        with pytest.raises(EngineError, match="the engine does not serve: its process was killed"):
+            await asyncio.wait_for(poll, 60)
+        await asyncio.wait_for(ended.wait(), 60)
+    assert caplog.messages == ["this worker ends: the engine does not serve: its process was killed"]
+
+
+async def test_a_replica_in_quarantine_hands_its_rollouts_back_and_ends_with_the_reason():
+    class Odd(FakeEngine):
+        """Reports an impossible load, and finishes only first turns."""
+
+        async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            if not asked["request_id"].endswith("turn-0"):
+                await asyncio.Event().wait()
+            return await super().generate(prompt_ids, **asked)
+
+        def load(self) -> ReplicaLoad:
+            return ReplicaLoad(kv_used_tokens=10**9)
+
+    balancer, ended = BalancerService(), asyncio.Event()
+    async with serving(balancer, engine=Odd(SkilledPolicy(slip=1.0)), die=ended.set) as one:
+        await submit(balancer, requests(4))
+        with pytest.raises(Quarantined, match="generation/0 is in quarantine: it reports 1000000000 KV tokens"):
+            await asyncio.wait_for(one.take_finished(60, 0), 60)
+        await asyncio.wait_for(ended.wait(), 60)
+        async with serving(balancer, "generation/1") as healthy:
+            found = await collect(healthy, 4)
+        stays = [end.placements[-1] for end in found.values() if isinstance(end, TrajectorySummary)]
+        assert len(stays) == 4 and any(stay.turn for stay in stays)
+        assert {stay.replica_id for stay in stays} == {"generation/1"}
+        reason = "generation/0: reports 1000000000 KV tokens in use of 100000"
+        assert (await balancer.step_figures()).quarantined == (reason,)
+
+
 async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
     balancer, ended = BalancerService(), asyncio.Event()
     dying = worker(balancer, "generation/0", engine=FakeEngine(SkilledPolicy(), lives=12), die=ended.set)
@@ -200,8 +253,10 @@ async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
     await asyncio.wait_for(ended.wait(), 60)
     async with serving(balancer, "generation/1") as healthy:
         await balancer.replica_lost("generation/0")
-        before = await dying.take_finished(0, 0)
-        delivered = {ended.summary.rollout_id for ended in before.items if isinstance(ended, Trajectory)}
+        delivered: set[str] = set()
+        with suppress(EngineError):  # nothing had ended
+            before = await dying.take_finished(0, 0)
+            delivered |= {ended.summary.rollout_id for ended in before.items if isinstance(ended, Trajectory)}
         found = await collect(healthy, 16 - len(delivered))
         assert found.keys() | delivered == {f"r{i}" for i in range(16)}
 
@@ -223,11 +278,7 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
     await one.close()
 
 
-async def test_a_dead_engine_waits_a_moment_and_no_more_for_a_balancer_that_is_dead_too(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("actors.generation.worker.LAST_WORDS_S", 0.05)
-
+async def test_a_dead_engine_waits_a_moment_and_no_more_for_a_balancer_that_is_dead_too():
     class Gone(BalancerService):
         async def return_rollouts(self, replica_id: str, items: Sequence[Any]) -> None:
             await asyncio.Event().wait()
@@ -276,6 +327,41 @@ async def test_a_worker_registers_again_after_the_balancer_came_back_empty():
         await old.replica_lost("generation/0")  # wakes the open question, as the death of the actor does
         await submit(balancer, [request(p, rollout_id=f"s{i}") for i, p in enumerate(adding_problems(4))])  # type: ignore[arg-type]
         assert (await collect(one, 4)).keys() >= {f"s{i}" for i in range(4)}
+
+
+async def test_a_rollout_that_ends_between_two_tries_of_a_registration_does_not_stay_in_the_balancer():
+    class Unreachable(BalancerService):
+        """The first registration after a restart is not answered; the end of a rollout is refused meanwhile."""
+
+        tries = 0
+        refused = asyncio.Event()
+
+        async def register(self, replica: Registration) -> list[str]:
+            self.tries += 1
+            if self.tries == 2:
+                engine.go.set()
+                await self.refused.wait()
+                raise ActorUnavailableError("it restarts", None)
+            return await super().register(replica)
+
+        async def report(self, replica_id: str, turns: Sequence[TurnReport] = (), load: Any = None) -> None:
+            try:
+                await super().report(replica_id, turns, load)
+            except UnknownReplica:
+                self.refused.set()
+                raise
+
+    balancer, engine = Unreachable(), HeldEngine(SkilledPolicy(skill=1.0, slip=0.0))
+    async with serving(balancer, engine=engine, tools=PlainTools(UnreliableSandbox(fails_every=1))) as one:
+        await submit(balancer, requests(1))
+        await engine.holds(1)
+        await balancer.replica_lost("generation/0")
+        await balancer.cancel(["r0"])  # as another replica has ended it
+        await collect(one, 1)
+        async with asyncio.timeout(60):
+            while balancer.tries < 3:
+                await asyncio.sleep(0.01)
+        assert (await balancer.snapshot()).in_flight == 0
 
 
 class Forgetful(AddingSandbox):

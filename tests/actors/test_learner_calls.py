@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
@@ -28,8 +31,10 @@ from actors.learner.policy import RankFacts
 from actors.learner.rank_client import Rank, may_pass
 from actors.remote import ReplyCache
 from actors.service import State
+from actors.weights.transfer import Publication
+from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config import AlgorithmConfig
-from rstar_ray.errors import ConfigError, LearnerError, RankLost
+from rstar_ray.errors import ConfigError, LearnerError, RankLost, VersionGone
 from rstar_ray.run_dir.manifest import WrittenFile
 from tests import derived
 from tests.logged import logged_lines
@@ -142,6 +147,42 @@ async def test_a_rank_that_answers_again_is_asked_again_and_does_nothing_twice(b
     await learner.reset_optimizer()
     assert [rank.done for rank in ranks] == [["set_policy", "reset_optimizer"]] * 2
     assert killed == []
+
+
+async def test_a_call_that_is_repeated_after_another_ones_reply_is_done_once():
+    rank = FakeRank("unsaid")
+    learner = await learner_of(rank)
+    await asyncio.gather(learner.reset_optimizer(), learner.set_policy(Path("p")))
+    assert rank.done == ["reset_optimizer", "set_policy"]
+
+
+class Trains(FakeRank):
+    """Publishes, and applies updates or refuses them."""
+
+    applies = True
+
+    def work(self, name: str, *rest: Any) -> Any:
+        super().work(name, *rest)
+        if rest[0] == "publish":
+            return Publication(policy_version=rest[1][0], num_bytes=1)
+        return UpdateResult(applied=self.applies, reason="", step=1, metrics={})
+
+
+async def test_a_version_is_stored_again_until_an_update_has_changed_the_weights():
+    rank = Trains()
+    learner = await learner_of(rank)
+    learner._facts = SimpleNamespace(attention_tokens=math.inf)
+    example = SftExample(np.arange(3, dtype=np.int32), np.ones(3, np.bool_))
+    await learner.publish(4)
+    rank.applies = False
+    _, stored = await asyncio.gather(learner.train_sft([example], 1e-3), learner.store_again(4))
+    assert stored.policy_version == 4
+    rank.applies = True
+    updated, stored = await asyncio.gather(
+        learner.train_sft([example], 1e-3), learner.store_again(4), return_exceptions=True
+    )
+    assert isinstance(updated, UpdateResult) and isinstance(stored, VersionGone)
+    assert rank.done == ["publish", "train_sft", "publish", "train_sft"]  # the ranks gather nothing in vain
 
 
 @pytest.mark.parametrize("end", ["dies", "starts again"])

@@ -320,6 +320,8 @@ def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
         assert sorted(saved["names"]) == sorted(row.name for row in ROWS)
         assert len(saved["ids-0"]) == len(saved["mask-0"])
         assert np.isnan(saved[f"advantage-{saved['names'].tolist().index('rollout-3')}"])
+    assert not update(rank, bad).applied
+    assert len(list(tmp_path.iterdir())) == 2  # of the same step, and none written over
     assert update(rank).applied
     assert math.isfinite(largest_difference(before, weights(rank)))
 

@@ -99,6 +99,15 @@ async def test_a_stream_has_real_deltas_and_the_same_message():
     )
 
 
+async def test_errors_of_calls_that_cannot_be_parsed_come_with_the_message():
+    async with client_of(*["<tool_call>\n{broken\n</tool_call><|im_end|>"] * 2) as (client, _):
+        whole = await client.messages.create(**ASKED, tools=TOOLS)
+        events = [event async for event in await client.messages.create(**ASKED, tools=TOOLS, stream=True)]
+    (end,) = [event for event in events if event.type == "message_delta"]
+    (error,) = (whole.model_extra or {})["rstar_unreadable"]
+    assert error and (end.delta.model_extra or {})["rstar_unreadable"] == [error]
+
+
 async def test_a_stop_sequence_and_the_budget_end_a_turn_by_name():
     async with client_of("So.\nObservation: 3<|im_end|>", "It is very long.<|im_end|>") as (client, _):
         stopped = await client.messages.create(**ASKED, stop_sequences=["Obs", "never"])
@@ -127,6 +136,9 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"tool_choice": 3}, 400, "tool_choice: must be an object"),
         ({"mcp_servers": [{"url": "http://x"}]}, 400, "mcp_servers: not supported"),
         ({"top_k": 3}, 400, "top_k: not supported"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, 400, "output_config.format: not supported"),
+        ({"output_config": "low"}, 400, "output_config: must be an object"),
+        ({"output_format": {"type": "json_schema"}}, 400, "output_format: not supported"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs: not supported"),
         ({"model": "claude"}, 404, "model: 'claude' is not served here"),
         ({"model": 3}, 400, "model: must be a string"),

@@ -95,6 +95,16 @@ async def test_a_poll_wakes_at_the_first_item_and_raises_once_the_queue_is_close
             await poll
 
 
+async def test_items_are_delivered_before_the_fault_that_closes_their_queue():
+    queue = AckedQueue[str]()
+    queue.put("a")
+    queue.close(KeyError("gone"))
+    last = await queue.take(0, 1)
+    assert last.items == ("a",)
+    with pytest.raises(KeyError):
+        await queue.take(last.number, 1)
+
+
 def test_a_repeated_call_is_done_once_and_fails_as_it_did():
     replies, done = ReplyCache(), list[int]()
 

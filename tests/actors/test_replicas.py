@@ -31,7 +31,7 @@ from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config import DetectorConfig, with_values
 from rstar_ray.deadline import waits
-from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
+from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError, VersionGone
 from scheduler.expected_kv.learned import Learned, MoveCounts
 from tests import derived
 from tests.actors.test_weight_swap import Seated
@@ -421,6 +421,14 @@ async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_b
     assert run.second.calls == ["start", "serve", 1, "killed", "start", 1, "serve"]
 
 
+async def test_a_worker_that_hangs_before_it_serves_again_is_killed_and_comes_back(run: Run):
+    await run.replicas.publish(FIRST)
+    run.second.fault_in_serve = DeadlineExceeded("driver", "generation/1", "its loops", 130)
+    run.second.kill()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.calls == ["start", "serve", 1, "start", 1, "serve", "killed", "start", 1, "serve"]
+
+
 @pytest.mark.parametrize(
     "waits_for_it",
     [lambda run: run.replicas.serving(), lambda run: run.watchdog.guard(asyncio.Event().wait())],
@@ -624,7 +632,7 @@ async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes
 
 async def test_a_worker_that_comes_back_once_the_learner_has_continued_waits_for_the_next_version(run: Run):
     async def store_again(version: int) -> Publication:
-        return replace(FIRST, checksum=99)  # trained since
+        raise VersionGone("the learner has trained since")
 
     run.replicas._store_again = store_again
     both = dict.fromkeys(("generation/0", "generation/1"), SENT.took["generation/0"])

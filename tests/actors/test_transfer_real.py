@@ -18,7 +18,7 @@ from actors.weights.buckets import checksum
 from actors.weights.collective import CollectiveTransfer
 from actors.weights.ipc import IpcTransfer
 from actors.weights.transfer import Publication
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import EngineError, TransferError
 from rstar_ray.trajectory import UNMODIFIED, Completion
 from tests import derived
 from tests.actors import stand_in_memory
@@ -98,6 +98,15 @@ async def refuse_other_logprobs(engine: Engine, rank: Any, version: int, seed: i
     assert set(done.policy_versions) == {version}
     (theirs,) = rank.logprobs([[of_completion([9, 8, 7, 6], done)]])
     assert np.abs(theirs.numpy() - np.array(done.logprobs)).max() <= TOLERANCE
+
+
+async def test_an_update_that_receives_no_weights_leaves_the_engine_as_it_was(engines: list[Engine], rank: Any):
+    engine = engines[1]  # it has the rank's weights
+    before = engine.policy_version
+    await engine.weights.begin(9, rank.served_weights().plan)
+    with pytest.raises(TransferError, match=f"version {before} still serves"):
+        await engine.weights.end()
+    await refuse_other_logprobs(engine, rank, before, 950)
 
 
 async def test_a_broadcast_reaches_every_engine_whole_version_by_version_and_its_death_ends_it(

@@ -18,7 +18,7 @@ from actors.weights.collective import CollectiveTransfer
 from actors.weights.ipc import IpcTransfer
 from actors.weights.tensors import TensorBucket
 from actors.weights.transfer import EngineSeat, LoadedWeights, Publication
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import EngineError, TransferError
 from tests.actors.test_transfer import CPU, Gathered, SharedTensors
 
 DEADLINE_S = 2.0
@@ -29,6 +29,7 @@ class Vllm:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.serves = ""  # a version
         self.dead = ""
         self.engine_core = self
 
@@ -51,8 +52,7 @@ class Vllm:
     async def start_weight_update(self) -> None: ...
 
     async def finish_weight_update(self, version: str) -> None:
-        if "loaded" not in self.calls:
-            raise EngineError("no weights came")
+        self.serves = version
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         self.calls.append(f"sleeps at {level}")
@@ -69,14 +69,14 @@ class Vllm:
 
 
 class Seated:
-    """An engine, and the line to it; `hangs` is the call that it never answers."""
+    """An engine, and the line to it; it never answers the call `hangs`, and its process is gone in `dies`."""
 
-    def __init__(self, number: int, hangs: str = "") -> None:
+    def __init__(self, number: int, hangs: str = "", dies: str = "") -> None:
         self.seat = EngineSeat(name=f"generation/{number}", incarnation="1", ranks=1, sender=number)
         self.vllm = Vllm()
         self.swap = WeightSwap(self.vllm, LoadMeter(), Path(), DEADLINE_S)  # type: ignore[arg-type]
         self.swap._load = self._load  # type: ignore[method-assign]
-        self._hangs = hangs
+        self._hangs, self._dies = hangs, dies
         self._loop = asyncio.get_running_loop()
 
     async def _load(self, llm: Any, payload: Mapping[str, Any]) -> None:
@@ -98,6 +98,11 @@ class Seated:
         if method == self._hangs:
             answer.close()
             return Future()
+        if method == self._dies:
+            answer.close()
+            gone: Future[Any] = Future()
+            gone.set_exception(ConnectionError("its process is gone"))
+            return gone
         return asyncio.run_coroutine_threadsafe(answer, self._loop)
 
 
@@ -180,15 +185,25 @@ async def test_where_one_engine_hangs_those_beside_it_outlast_the_rank_that_wait
     assert engines[0].vllm.dead == "" and engines[0].vllm.calls[-1] == "resumes"
 
 
-async def test_where_one_engine_does_not_begin_no_other_stands_still_for_a_broadcast_that_never_comes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("fault", ["hangs", "dies"])
+@pytest.mark.parametrize("place", [0, 1])
+async def test_where_one_engine_does_not_begin_the_others_continue_with_the_weights_they_had(
+    monkeypatch: pytest.MonkeyPatch, fault: str, place: int
 ):
-    engines = [Seated(0), Seated(1, "begin")]
+    healthy, other = Seated(1 - place), Seated(place, **{fault: "begin"})
     transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
     monkeypatch.setattr(transfer, "_meet", lambda _: None)
-    sent = await asyncio.to_thread(transfer.send, Gathered(), 1, engines)
-    assert sorted(sent.failed) == ["generation/0", "generation/1"]
-    async with asyncio.timeout(60):
-        while not engines[0].vllm.dead:
-            await asyncio.sleep(0.01)
-    assert "half-way: no weights came" in engines[0].vllm.dead
+    sent = await asyncio.to_thread(transfer.send, Gathered(), 5, [healthy, other] if place else [other, healthy])
+    assert sorted(sent.failed) == ["generation/0", "generation/1"] and not sent.took
+    await healthy.swap.begin(5, ())  # once the swap before has ended
+    assert healthy.vllm.calls == ["paused", "resumes", "paused"]
+    assert (healthy.vllm.dead, healthy.vllm.serves, healthy.swap.policy_version) == ("", "0", 0)
+    await healthy.swap.take({})
+    assert (await healthy.swap.end()).checksum == 7 and healthy.vllm.serves == "5"
+
+
+async def test_an_update_without_weights_is_an_error_of_the_transfer_and_never_a_new_version():
+    engine = Seated(0)
+    await engine.swap.begin(3, ())
+    with pytest.raises(TransferError, match="no weights of version 3 were sent; version 0 still serves"):
+        await engine.swap.end()

@@ -1,10 +1,13 @@
 """What a worker survives: a balancer that is wedged, a rollout that cannot be played, a disk that is full."""
 
+# pyright: reportPrivateUsage=false
+
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,14 +15,16 @@ from ray.exceptions import RayTaskError
 
 from actors.balancer_service import BalancerService
 from actors.generation import worker as worker_module
+from actors.generation.engine import Engine
 from actors.generation.outbox import JournalWriter
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.chat.template import Reading
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
+from tests import derived
 from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, serving, submit
-from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, request
+from tests.fakes import END, AddingSandbox, PlainTools, adding_problems, drained, request
 
 
 class Stopped:
@@ -97,10 +102,30 @@ class OddEngine(FakeEngine):
         return await super().generate(prompt_ids, **asked)
 
 
+class LateEngine(FakeEngine):
+    """Samples the second rollout with a vLLM that does not complete it in time."""
+
+    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        if not asked["request_id"].startswith("r1/"):
+            return await super().generate(prompt_ids, **asked)
+        late = Engine(derived.engine(), Path("model"), stop_token_ids=[END])
+        late.config = SimpleNamespace(completion_deadline_s=0.01)  # type: ignore[assignment]
+        late._facts = await self.start()
+        late._sampling_params = lambda *_: None  # type: ignore[assignment]  # vLLM takes seconds to import
+        late._vllm._death = asyncio.get_running_loop().create_future()
+        late._vllm._llm = SimpleNamespace(errored=False, generate=unending)  # type: ignore[assignment]
+        return await late.generate(prompt_ids, **asked)
+
+
+async def unending(*_: Any, **__: Any) -> AsyncGenerator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
 class OddChat(WorkerChat):
     """Cannot read what the second rollout says."""
 
-    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+    def read(self, token_ids: Sequence[int], *, after_tools: bool, own_tools: bool = False) -> Reading:
         if adding_problems(2)[1].problem in self.decode(token_ids).replace("-", "+"):
             raise IndexError("a parser of vLLM's\nmet odd text")
         return super().read(token_ids, after_tools=after_tools)
@@ -126,6 +151,7 @@ async def odd_judge(completion: str, problem: Problem) -> Judgement:
     ("parts", "reason"),
     [
         pytest.param({"engine": OddEngine()}, "ValueError: the engine refused to complete r1/turn-0", id="refused"),
+        pytest.param({"engine": LateEngine()}, "RStarError: engine waited 0.01 s for vLLM", id="late"),
         pytest.param({"chat": OddChat()}, "IndexError: met odd text", id="unread"),
         pytest.param({"tools": PlainTools(OddSandbox())}, "UnicodeEncodeError: 'utf-8' codec", id="uncalled"),
         pytest.param({"judge": odd_judge}, "RecursionError: an odd answer", id="unjudged"),

@@ -6,6 +6,7 @@ slow and huge bodies, repeated ids.
 """
 
 import argparse
+import contextlib
 import gzip
 import itertools
 import json
@@ -28,6 +29,8 @@ import msgpack
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from rstar_ray.config import SandboxConfig
+
 MIB = 1 << 20
 REPOSITORY = Path(__file__).resolve().parents[2]
 ANSWER_S = 60.0  # for a complete request
@@ -38,14 +41,16 @@ EXAMPLES = 200  # per round
 MAX_GROWTH_BYTES = 300 * MIB  # of the server: 64 MiB of cached answers, and memory that malloc retains
 MAX_NEW_DESCRIPTORS = 16
 STOP_S = 120.0  # the server drains for 10 s, and closes connections for up to 60 s
-QUIET_S = 30.0  # limit until connections and programs of a round are gone
+QUIET_S = 120.0  # limit until workers have started, and until connections and programs of a round are gone
 
 
 class Server:
     """`python -m sandbox serve` in a separate process."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "sandbox", "serve", "--port", "0", "--workers", "2", *options]
+        config = SandboxConfig(slots=2)
+        self.num_processes = len(config.warm) * (1 + config.slots + config.spare_workers)  # warm servers, workers
+        command = [sys.executable, "-m", "sandbox", "serve", "--port", "0", "--workers", str(config.slots), *options]
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -59,8 +64,13 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self._process.pid}/fd"))  # noqa: PTH208
+    def descriptors(self) -> list[str]:
+        """The names of its open descriptors."""
+        found: list[str] = []
+        for descriptor in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.append(str(descriptor.readlink()))
+        return found
 
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
@@ -437,14 +447,12 @@ def fuzz(options: argparse.Namespace) -> int:
 
 
 def settled(server: Server) -> tuple[int, int]:
-    """Descriptors and resident bytes of an idle server, whose warm workers have started."""
+    """Descriptors and resident bytes of an idle server, all of whose processes have started."""
     end = time.monotonic() + QUIET_S
-    last = [-1]
-    while len(last) < 4 or len(set(last[-4:])) > 1:  # a busy machine starts workers late
-        assert time.monotonic() < end, f"descriptors still change after {QUIET_S:g} s: {last}"
-        time.sleep(0.5)
-        last.append(server.descriptors())
-    return last[-1], server.resident_bytes()
+    while sum("pidfd" in name for name in server.descriptors()) < server.num_processes:  # one of each process
+        assert time.monotonic() < end, f"processes are missing after {QUIET_S:g} s: {server.descriptors()}"
+        time.sleep(0.1)
+    return len(server.descriptors()), server.resident_bytes()
 
 
 def check(server: Server, before: tuple[int, int]) -> None:
@@ -456,7 +464,7 @@ def check(server: Server, before: tuple[int, int]) -> None:
         metrics = dict(line.rsplit(" ", 1) for line in server.get("/metrics").splitlines() if line[:1] != "#")
         outcomes = sum(float(value) for name, value in metrics.items() if name.startswith("sandbox_calls_total"))
         left = float(metrics["sandbox_accepted_total"]) - outcomes - float(metrics["sandbox_failed_total"])
-        descriptors, resident = server.descriptors(), server.resident_bytes()
+        descriptors, resident = len(server.descriptors()), server.resident_bytes()
         wrong = {
             "waiting": queue,
             "running": float(metrics["sandbox_running"]),

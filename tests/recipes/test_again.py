@@ -1,4 +1,4 @@
-"""A command that is started again when it died, with small programs in place of a recipe."""
+"""A command that is started again after a failure, with small programs in place of a recipe."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipes.again import Life, main
+from recipes.again import EARLY_FAILURE_S, MAX_EARLY_FAILURES, ProcessEnd, RestartPolicy, main, python_arguments
 
 COUNTS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text((p.read_text() if p.exists() else '') + 'x')"
 SAVES = f"""
@@ -28,8 +28,21 @@ raise SystemExit(130)
 """
 
 
-def died(status: int) -> Life:
-    return Life(status=status, stopped=False)
+@pytest.mark.parametrize(("status", "stopped"), [(0, False), (2, False), (3, False), (130, False), (1, True)])
+def test_a_run_that_is_done_refused_or_stopped_is_not_started_again(status: int, stopped: bool):
+    assert not RestartPolicy().should_restart(ProcessEnd(status=status, stopped=stopped), ran_s=2 * EARLY_FAILURE_S)
+
+
+def test_it_gives_up_after_early_failures_in_a_row():
+    policy, failure = RestartPolicy(), ProcessEnd(status=1, stopped=False)
+    early = [policy.should_restart(failure, ran_s=1.0) for _ in range(MAX_EARLY_FAILURES - 1)]
+    assert all(early) and policy.should_restart(failure, ran_s=2 * EARLY_FAILURE_S)
+    assert [policy.should_restart(failure, ran_s=1.0) for _ in range(MAX_EARLY_FAILURES)] == [*early, False]
+
+
+def test_a_recipe_is_a_file_or_a_command_of_rstar():
+    assert python_arguments(["train", "--steps", "3"]) == ["-m", "recipes", "train", "--steps", "3"]
+    assert python_arguments(["recipes/train.py", "--steps", "3"]) == ["recipes/train.py", "--steps", "3"]
 
 
 def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -37,7 +50,7 @@ def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: py
     program.write_text(f"{COUNTS}\nimport os\nif len(p.read_text()) < 3: os.kill(os.getpid(), 9)")
     assert main([str(program), str(lives)]) == 0
     assert lives.read_text() == "xxx"
-    assert capsys.readouterr().out == f"{program} died (-9) and is started again\n" * 2
+    assert capsys.readouterr().out == f"{program} failed (exit status -9) and is started again\n" * 2
 
 
 def test_a_run_that_learned_nothing_is_not_started_again(tmp_path: Path):

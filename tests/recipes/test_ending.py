@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from actors.launch.exit_status import status_of
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError, LearnerError, NothingLearned
 
 
@@ -52,6 +54,37 @@ def test_a_stop_that_was_asked_for_is_not_an_error(capsys: pytest.CaptureFixture
 def test_a_fault_of_ours_keeps_its_traceback(fault: Exception):
     with pytest.raises(type(fault)):
         status_of(_raises(fault))
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            ConfigError("--out", "nowhere to write", "name a file"),
+            2,
+            "error: --out: nowhere to write. Hint: name a file\n",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file", "a"),
+            1,
+            "error: FileNotFoundError: [Errno 2] No such file: 'a'\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_a_small_command_ends_as_a_run_does(
+    error: BaseException, status: int, said: str, capsys: pytest.CaptureFixture[str]
+):
+    def act(_: NoOptions) -> None:
+        raise error
+
+    assert run_command(NoOptions, act, [], description=None) == status
+    assert tuple(capsys.readouterr()) == ("", said)
 
 
 SERVES = """

@@ -219,7 +219,7 @@ def test_ifeval_is_judged_by_its_instructions(tmp_path: Path):
     row = {"key": 1000, "prompt": "Say, in three words.", "instruction_id_list": names, "kwargs": asked}
     (problem,) = prepared(tmp_path, write(tmp_path / "ifeval.jsonl", row))
     assert (problem.id, problem.problem, problem.reward) == ("1000", "Say, in three words.", "instructions")
-    assert [(one.name, one.asked) for one in read_instructions(problem.answer)] == [
+    assert [(one.name, one.kwargs) for one in read_instructions(problem.answer)] == [
         (names[0], {}),
         (names[1], {"num_words": 3}),
     ]

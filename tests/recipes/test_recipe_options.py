@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -135,6 +135,24 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
 )
 def test_an_option_that_the_mode_has_no_use_for_is_refused(options: str, line: str):
     assert refusal(*options.split()).startswith(line)
+
+
+def test_a_group_of_equal_rewards_has_no_signal_though_one_rollout_is_penalised_for_its_length():
+    (config,) = parse([STAGE_2], ["--model", "m", "--algorithm.overlong-buffer", "64"])
+    longest = config.rollout.max_response_tokens
+    group = [
+        FinishedRollout(
+            summary=replace(summary("g", sibling, reward=1.0), num_response_tokens=longest if sibling == 0 else 100),
+            ref=TrajectoryRef([], 0),
+        )
+        for sibling in range(4)
+    ]
+    assert not has_signal(group, config)
+
+
+def test_skipping_solved_problems_is_refused_where_they_end_the_stage():
+    line = refusal("--until", "solved", "--data.skip-solved", "20")
+    assert line.startswith("--data.skip-solved: excludes solved problems from the draws")
 
 
 def keeps_a_signal(recipe: Recipe, *options: str) -> bool:

@@ -122,6 +122,9 @@ async def test_our_own_failure_is_not_an_answer():
         ({**GOOD, "Origin": "https://evil.example"}, 403),
         ({**GOOD, "Content-Type": "text/plain"}, 415),
         ({**GOOD, "Origin": "https://friend.example", "Sec-Fetch-Site": "cross-site"}, 200),
+        ({"x-api-key": "secret"}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": "secret", "Authorization": "Bearer wrong"}, 401),
     ],
 )
 async def test_only_those_with_the_token_from_here_or_from_an_invited_page_are_let_in(
@@ -136,6 +139,17 @@ async def test_a_browser_of_an_invited_page_may_ask_first_and_another_may_not():
             async with session.options(f"{url}/chat/completions", headers={"Origin": origin}) as response:
                 assert response.status == status
                 assert response.headers.get("Access-Control-Allow-Origin") == (origin if status == 204 else None)
+
+
+async def test_a_page_that_is_invited_may_send_every_header_of_an_sdk():
+    wanted = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access"
+    headers = {"Origin": "https://friend.example", "Access-Control-Request-Headers": wanted}
+    async with (
+        serving(FakeTalker()) as (session, url),
+        session.options(f"{url}/chat/completions", headers=headers) as response,
+    ):
+        assert response.headers["Access-Control-Allow-Headers"] == wanted
+        assert "Access-Control-Request-Headers" in response.headers["Vary"]
 
 
 # ---------------------------------------------------------------- our client

@@ -82,7 +82,7 @@ ASKED: dict[str, object] = {
 
 def _checks(name: str) -> Callable[[str], object]:
     asked = {key: ASKED[key] for key in CHECKS[name][1]}
-    instruction = read_instructions(json.dumps([{"name": name, "asked": asked}]))
+    instruction = read_instructions(json.dumps([{"name": name, "kwargs": asked}]))
     return lambda text: share_followed(text, instruction)
 
 

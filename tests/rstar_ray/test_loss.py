@@ -424,6 +424,14 @@ def test_two_corrections_and_none_for_stale_tokens_are_refused():
         with_values(RunConfig(), {"staleness": 1, "algorithm.correction": "none"})
 
 
+@pytest.mark.parametrize("loss", ["cispo", "dppo"])
+def test_a_token_without_an_advantage_is_not_counted_as_clipped(loss: str):
+    tokens = sampled(torch.zeros(2), old_logprobs_N=torch.full((2,), -9.0), advantages_N=torch.tensor([0.0, -1.0]))
+    made = LOSSES[loss](tokens, AlgorithmConfig())
+    assert not isinstance(made, Tensor)
+    assert made.clipped_N.tolist() == [False, True]
+
+
 def test_dppo_truncates_the_ratio_and_keeps_the_gradient_of_the_log_prob():
     old_N = torch.tensor([math.log(1e-4), math.log(1e-4), math.log(0.1)], dtype=torch.float64)
     logprobs_N = torch.tensor([math.log(0.1), math.log(0.9), math.log(0.2)], dtype=torch.float64).requires_grad_()
@@ -431,5 +439,6 @@ def test_dppo_truncates_the_ratio_and_keeps_the_gradient_of_the_log_prob():
     objective_N = LOSSES["dppo"](tokens, AlgorithmConfig(loss="dppo"))
     assert not isinstance(objective_N, Tensor)
     torch.testing.assert_close(objective_N.objective_N.tolist(), [20.0, -20.0, 2.0])
+    assert objective_N.clipped_N.tolist() == [True, True, False]
     objective_N.objective_N.sum().backward()
     torch.testing.assert_close(logprobs_N.grad.tolist(), [20.0, -20.0, 2.0])

@@ -94,6 +94,6 @@ async def test_a_position_that_does_not_say_what_it_is_in_is_refused_with_its_fi
         write_json(note, {name: value for name, value in saved.items() if name != unsaid})
         with pytest.raises(ConfigError, match=rf"progress\.json: no object with .*{unsaid}"):
             StageProgress.read(note.parent)
-    with pytest.raises(ConfigError, match="than the tiny world has now"):
+    with pytest.raises(ConfigError, match="than scale tiny has now"):
         refuse_other_data(RunConfig(), StageProgress(step=3), "a")
     refuse_other_data(RunConfig(), StageProgress(), "a")  # of nothing yet

@@ -244,7 +244,7 @@ class RecordingChat(CharChat):
         super().__init__()
         self.after_tools: list[bool] = []
 
-    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+    def read(self, token_ids: Sequence[int], *, after_tools: bool, own_tools: bool = False) -> Reading:
         self.after_tools.append(after_tools)
         return super().read(token_ids, after_tools=after_tools)
 

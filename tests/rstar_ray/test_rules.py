@@ -118,6 +118,9 @@ def distilled(tokens, algorithm):
 def largest(tokens, algorithm):
     return -tokens.logprobs_N * tokens.advantages_N / tokens.advantages_N.abs().max()
 
+def without_memory(tokens, algorithm):
+    raise torch.OutOfMemoryError("out of memory")
+
 def two_lines(rewards, algorithm):
     raise ValueError("one\\nother")
 
@@ -366,6 +369,14 @@ def test_a_rule_that_raises_in_a_run_is_named(folder: str, request: pytest.Fixtu
     check_rules(algorithm, folder)
     with pytest.raises(RStarError, match=rf"--algorithm\.advantage rules_of_\w+:{function}: {said}"):
         advantages([0.0, 0.0], algorithm, folder, [summary(), summary()])
+
+
+def test_a_fault_of_the_device_in_a_loss_stays_one_so_that_ranks_are_restarted(
+    folder: str, request: pytest.FixtureRequest
+):
+    algorithm = AlgorithmConfig(loss=f"{module(request.node.name)}:without_memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        rule("loss", algorithm, folder)(sampled(torch.zeros(2)), algorithm)
 
 
 def test_a_gradient_that_does_not_flow_is_refused_with_a_kl_term_too(folder: str, request: pytest.FixtureRequest):

@@ -97,6 +97,20 @@ def without_user_namespaces() -> None:
     kernel.set_capabilities(0)
 
 
+def few_uids() -> None:
+    """As root of a container with a user namespace: 65,536 uids are mapped."""
+    unshared, mapped = os.pipe(), os.pipe()
+    if child := os.fork():
+        os.read(unshared[0], 1)
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{child}/{name}").write_text("0 0 65536")
+        os.write(mapped[1], b"!")
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    os.write(unshared[1], b"!")
+    os.read(mapped[0], 1)
+
+
 async def report(level: str) -> dict[str, object]:
     """What a pool reaches here."""
     try:
@@ -112,6 +126,7 @@ PLACES: dict[str, Callable[[], None]] = {
     "as we are": lambda: None,
     "docker": as_docker,
     "no user namespaces": without_user_namespaces,
+    "few uids": few_uids,
 }
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_an_attack_is_contained(found: dict[tuple[str, str], dict[str, str]], le
 @pytest.mark.slow
 @pytest.mark.parametrize("level, user", COMBINATIONS)
 def test_every_case_is_contained_one_at_a_time(level: str, user: str):
-    process = start(user, "sandbox", "check", str(CASES), "--level", level)
+    process = start(user, "tests.sandbox.cases", level, str(CASES))
     try:
         out, err = process.communicate(timeout=600)
     finally:

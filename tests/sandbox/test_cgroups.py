@@ -10,10 +10,11 @@ import pytest
 
 from rstar_ray.outcome import Outcome
 from sandbox.cgroups import Groups, KernelTree, find_groups, own_group
-from sandbox.isolation import SCRATCH_BYTES
+from sandbox.isolation import SCRATCH_BYTES, IsolationLevel
 from sandbox.jail import cpp_program
 from sandbox.jail.control_group import ControlGroup
 from sandbox.request import ExecutionRequest
+from sandbox.workspaces import Workspaces
 from tests import derived
 
 pytestmark = pytest.mark.isolated
@@ -87,6 +88,24 @@ def test_a_group_that_was_prepared_beside_ours_is_used(tmp_path: Path):
     assert (Path(path) / "pids.max").read_text() == "64" and (Path(path) / "memory.oom.group").read_text() == "1"
     groups.bound(3, 100)
     assert (Path(path) / "memory.max").read_text() == "100"
+
+
+async def test_a_group_that_cannot_be_made_costs_no_number_and_leaves_no_folder(tmp_path: Path):
+    tree = FakeTree(tmp_path, delegated=("run", "run/main"))
+    workspaces = Workspaces(found(tree, "run/main"))
+    write, tree.write = tree.write, no_descriptors
+    for _ in range(200):
+        with pytest.raises(OSError, match="Too many open files"):
+            workspaces.take(IsolationLevel.NAMESPACES)
+    tree.write = write
+    workspaces.groups.sweep()
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()] == ["main"]
+    assert workspaces.take(IsolationLevel.NAMESPACES)[0] < 100
+    await workspaces.close()
+
+
+def no_descriptors(path: str, text: str) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_who_is_alone_in_a_group_steps_aside(tmp_path: Path):

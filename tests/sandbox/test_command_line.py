@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
 from sandbox.__main__ import main
+from sandbox.isolation import IsolationLevel, IsolationReport
 from sandbox.jail import preload
-from sandbox.request import ExecutionRequest
+from sandbox.limits import Limits
+from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 
 
@@ -34,8 +37,12 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
         ("run gone.py", "error: file: gone.py: FileNotFoundError: "),
         ("run . --workers 1", "error: file: .: IsADirectoryError: "),
         ("check here.json", "error: file: here.json: JSONDecodeError: "),
-        ("run here.json --cpu-s 0", "error: --cpu-s: 0.0 is outside 0.01 to 3600.0. Hint: give one between the two"),
-        ("run here.json --memory-mb 0", "error: --memory-mb: 0 is outside 1048576 to "),
+        ("run here.json --cpu-s 0", "error: --cpu-s: must be at least 0.05 (got 0.0). Hint: use a larger value"),
+        (
+            "run here.json --wall-s 1",
+            "error: --wall-s: must be at least --cpu-s 4.0, or programs end with CPU time left",
+        ),
+        ("run here.json --memory-mb 0", "error: --memory-mb: must be at least 64 (got 0). Hint: use a larger value"),
         ("run here.json --stdin gone.txt", "error: --stdin: gone.txt: FileNotFoundError: "),
         ("run here.json --workers -1", "error: --workers: must be at least 0 (got -1). Hint: use a larger value"),
         ("serve --queue-size 0", "error: --queue-size: must be at least 1 (got 0). Hint: use a larger value"),
@@ -63,6 +70,40 @@ def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(
     assert main(said.split()) == 2
     printed = capsys.readouterr().err
     assert printed.startswith(line) and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "cpu_s", "wall_s"),
+    [("", 4.0, 7.0), ("--cpu-s 60", 60.0, 91.0), ("--cpu-s 300 --wall-s 300", 300.0, 300.0)],
+)
+def test_run_has_the_limits_and_the_level_of_a_run(
+    said: str, cpu_s: float, wall_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pools: list[FakePool] = []
+    monkeypatch.setattr("sandbox.__main__.SandboxPool", lambda config: pools.append(FakePool(config)) or pools[0])
+    (tmp_path / "program.py").write_text("1")
+    assert main(["run", str(tmp_path / "program.py"), "--level", "landlock", *said.split()]) == 0
+    (limits,) = pools[0].limits
+    assert (limits.cpu_s, limits.wall_s, pools[0].config.level) == (cpu_s, wall_s, "landlock")
+
+
+class FakePool:
+    """Records the limits of its calls."""
+
+    report = IsolationReport(level=IsolationLevel.NAMESPACES)
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+        self.limits: list[Limits] = []
+
+    async def __aenter__(self) -> "FakePool":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def run(self, request: ExecutionRequest, *, deadline_s: float) -> ExecutionResult:
+        self.limits.append(request.limits)
+        return ExecutionResult(outcome=Outcome.OK)
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import resource
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -178,6 +179,9 @@ async def test_our_client_gets_whole_results_and_one_run_per_id(url: str, pool: 
         ]
         first, second = await asyncio.gather(*twice)
         assert first.stdout == second.stdout
+    async with HttpSandbox(url, timeout_s=0.1, attempts=1) as client:  # it waits for what the program may take
+        slow = await client.run(ExecutionRequest(code="import time\ntime.sleep(0.5)\nprint(1)"))
+        assert slow.stdout == "1\n"
 
 
 async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.ClientSession):
@@ -326,7 +330,7 @@ async def test_what_has_no_end_or_two_meanings_is_a_bad_request(
 
 
 async def test_idle_connections_make_room_for_those_that_ask(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "room_for_connections", lambda: 8)
+    monkeypatch.setattr(server, "room_for_connections", lambda _: 8)
     async with serving(pool) as url:
         idle = [await connection(url) for _ in range(30)]
         async with aiohttp.ClientSession() as http:
@@ -337,6 +341,18 @@ async def test_idle_connections_make_room_for_those_that_ask(pool: SandboxPool, 
         assert sum(ends) >= 22
         for _, writer in idle:
             writer.close()
+
+
+async def test_connections_leave_the_pool_the_descriptors_that_it_needs(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+):
+    rooms: list[int] = []
+    limit = len(os.listdir("/proc/self/fd")) + pool.max_descriptors + 200  # noqa: PTH208
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(server, "ConnectionRoom", lambda most: rooms.append(most) or connections.ConnectionRoom(most))
+    async with serving(pool):
+        pass
+    assert 100 < rooms[0] <= 200 - connections.RESERVED
 
 
 async def test_a_connection_that_never_asks_is_closed(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):

@@ -44,7 +44,7 @@ def test_where_a_container_refuses_namespaces_the_flags_that_fix_it_are_named(us
     found = reached(user, "docker", "namespaces")
     assert found["seccomp"] == "2"
     assert "namespaces: PermissionError: [Errno 1] unshare: Operation not permitted" in found["refused"]
-    for flag in ("--security-opt seccomp=unconfined", "seccompProfile.type: Unconfined", "--allow-landlock"):
+    for flag in ("--security-opt seccomp=unconfined", "seccompProfile.type: Unconfined", "--level landlock"):
         assert flag in found["refused"]
     assert found["refused"].endswith("The best level that works here is landlock.")
 
@@ -61,6 +61,13 @@ def test_with_a_masked_proc_namespaces_hold_and_programs_have_none_or_their_own(
     found = reached(user, "as we are", "namespaces")
     assert (found["level"], found["contained"], found["ran"]) == ("namespaces", 24, "42\n")
     assert found["facts"]["proc"] is (user == "root")  # the kernel shows others no /proc that is hidden from them
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can map many uids")
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+def test_root_of_a_container_with_65536_uids_runs_programs(level: str):
+    found = reached("root", "few uids", level, covered=False)
+    assert (found.get("level"), found.get("ran")) == (level, "42\n"), found
 
 
 @pytest.mark.skipif(not ROOT, reason="its limit is set by who is root in a namespace")

@@ -55,6 +55,18 @@ async def test_a_program_that_prints_nothing_shows_its_last_value_as_ipython_wou
     assert tool_text(await run(pool, code)) == shown
 
 
+@pytest.mark.parametrize(("num_bytes", "is_pipe"), [(1, True), (4_096, True), (4_097, False), (1 << 20, False)])
+async def test_input_is_piped_where_it_fits_into_a_pipe_of_one_page(pool: SandboxPool, num_bytes: int, is_pipe: bool):
+    code = "import os, stat, sys\nprint(stat.S_ISFIFO(os.fstat(0).st_mode), len(sys.stdin.read()))"
+    assert (await run(pool, code, stdin="x" * num_bytes)).stdout == f"{is_pipe} {num_bytes}\n"
+
+
+@pytest.mark.parametrize(("length", "cut"), [(40_000, 0), (65_278, 0), (70_000, 4_722)])
+async def test_a_value_is_kept_up_to_its_limit_in_characters(pool: SandboxPool, length: int, cut: int):
+    shown = await run(pool, f"'\U0001f600' * {length}", stdout_chars=100_000)
+    assert (shown.value_cut_chars, shown.value.count("\U0001f600")) == (cut, length - cut)
+
+
 @pytest.mark.parametrize(
     "code, end",
     [

@@ -13,7 +13,7 @@ import pytest
 
 from rstar_ray.errors import SandboxClosed, SandboxError, SandboxFull, SandboxLate, SandboxLost
 from rstar_ray.outcome import Outcome
-from sandbox import call, supervision
+from sandbox import call, supervision, worker_groups
 from sandbox.pool import SandboxPool
 from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest
@@ -86,6 +86,48 @@ async def test_servers_that_were_killed_before_they_could_serve_do_not_end_the_p
         assert pool.stats().servers_lost == 4 and not group.failures
 
 
+async def test_a_server_that_is_lost_now_and_then_is_always_started_again():
+    async with derived.pool(slots=1, warm=LEAN) as pool:
+        group = pool._worker_groups["lean"]
+        await until(lambda: len(group.idle) == 2)
+        for _ in range(4):
+            server = group.server
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda server=server: group.server not in (None, server) and group.server.ready)
+
+
+async def test_where_servers_do_not_start_the_workers_that_live_serve_on():
+    async with derived.pool(slots=1, spare_workers=0, warm=LEAN) as pool:
+        groups = pool._worker_groups
+        running, waiting = pool.submit(SLEEP), pool.submit(sleeping(0.0))
+        groups._python = "/bin/false"
+        os.kill(pool.server_ids[0], signal.SIGKILL)
+        await until(lambda: groups["lean"].given_up)
+        new = pool.submit(sleeping(0.0))
+        running.cancel()
+        assert [(await call).stdout for call in (waiting, new)] == ["slept\n"] * 2
+
+
+async def test_programs_go_to_the_lean_server_only_until_theirs_starts_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_groups, "RETRY_S", 0.0)
+    program = ExecutionRequest(code="# numpy\nprint(1)")
+    async with derived.pool(slots=1, warm=("lean", "numpy")) as pool:
+        groups = pool._worker_groups
+        group = groups["numpy"]
+        await until(lambda: len(group.idle) == 2)
+        groups._python = "/bin/false"
+        os.kill(group.server.pid, signal.SIGKILL)
+        await until(lambda: group.given_up)
+        for worker in list(group.workers):
+            groups.lose(group, worker, "the kernel wanted its memory")
+        assert (await pool.run(program)).stdout == "1\n"
+        await until(lambda: group.given_up)  # again: the program has started a server
+        groups._python = sys.executable
+        assert (await pool.run(program)).stdout == "1\n"
+        await until(lambda: group.idle)
+        assert len(pool.server_ids) == 2 and not group.failures
+
+
 async def test_a_call_that_loses_every_worker_is_our_error_not_the_programs():
     async with derived.pool(slots=1, attempts=1, warm=LEAN) as pool:
         call = asyncio.ensure_future(pool.run(SLEEP))
@@ -141,8 +183,13 @@ async def test_a_deadline_counts_the_wait():
         first = asyncio.ensure_future(pool.run(SLEEP))
         await asyncio.sleep(0)
         with pytest.raises(SandboxLate):
-            await pool.run(ExecutionRequest(code="1"), deadline_s=0.2)
+            await pool.run(ExecutionRequest(code="1", limits=derived.program(wall_s=0.1)), deadline_s=0.2)
         first.cancel()
+
+
+async def test_a_deadline_does_not_cut_the_time_that_a_program_may_take():
+    async with derived.pool(slots=1, warm=LEAN) as pool:
+        assert (await pool.run(sleeping(0.3), deadline_s=0.05)).stdout == "slept\n"
 
 
 async def test_cancelling_a_call_ends_its_program():
@@ -167,6 +214,17 @@ async def test_closing_drains_then_ends_every_process():
     with pytest.raises(SandboxClosed):
         await pool.run(ExecutionRequest(code="1"))
     await until(lambda: not descendants() - before)
+
+
+async def test_draining_includes_a_call_whose_worker_dies():
+    pool = derived.pool(slots=1, spare_workers=0, warm=LEAN)
+    await pool.start()
+    call = asyncio.ensure_future(pool.run(sleeping(0.5)))
+    await until(lambda: busy_workers(pool))
+    closing = asyncio.ensure_future(pool.close(drain_s=60))
+    await busy_one_gets(pool, signal.SIGKILL)
+    assert (await call).stdout == "slept\n" and pool.stats().retried == 1
+    await closing
 
 
 async def test_without_draining_waiting_calls_end_in_an_error():
@@ -205,6 +263,33 @@ async def test_a_shortage_of_descriptors_passes():
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert pool._supervisor is not None and not pool._supervisor.done()
         assert (await pool.run(ExecutionRequest(code="print('back')"))).stdout == "back\n"
+
+
+async def test_a_shortage_of_descriptors_uses_up_no_workers_numbers():
+    async with derived.pool(slots=1, spare_workers=0, warm=LEAN) as pool:
+        group = pool._worker_groups["lean"]
+        await until(lambda: group.idle)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
+        try:
+            pool._worker_groups.replace(group, group.idle[0])
+            for _ in range(200):  # as the supervisor does
+                pool._worker_groups._fill(group)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await until(lambda: group.idle)
+        assert group.idle[0].number < 100
+
+
+async def test_a_pool_holds_no_more_descriptors_than_it_says():
+    before = num_descriptors()
+    async with derived.pool(slots=2, warm=("lean", "numpy")) as pool:
+        await until(lambda: all(len(group.idle) == 3 for group in pool._worker_groups.everyone()))
+        assert num_descriptors() - before <= pool.max_descriptors
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_an_impossible_level_refuses_to_start_with_the_fix():

@@ -1,6 +1,7 @@
 """Bounds of requests, their wire formats, and verdicts over expressions."""
 
 import json
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_a_request_over_the_wire_is_never_trusted_and_takes_the_servers_limits()
         ({"code": "", "limits": []}, "limits: expected an object, got list"),
         ({"code": "", "limits": {"speed": 1}}, "limits: unknown fields speed"),
         ({"code": "", "n" * 50: 1}, f"unknown fields: {'n' * 40}$"),
+        ({"code": "", "call_id": "i" * 1_001}, "call_id: 1001 characters, more than 1000"),
     ],
 )  # fmt: skip
 def test_an_invalid_request_is_refused_with_the_field(data: Any, problem: str):
@@ -78,7 +80,7 @@ def submission(**more: Any) -> dict[str, Any]:
 
 def test_a_submission_is_read_with_its_input_and_what_it_should_print():
     read = code_judge.read_submission(submission(input="i", sub_id=7), derived.program(stdout_chars=5))
-    assert (read.sub_id, read.expected_output, read.request.stdin) == ("7", None, "i")
+    assert (read.sub_id, read.expected, read.request.stdin) == ("7", None, "i")
     assert read.request.limits.stdout_chars == 5
     compared = code_judge.read_submission(submission(expected_output="1", type="cpp"), derived.program(stdout_chars=5))
     assert (compared.request.limits.stdout_chars, compared.request.language) == (MIB, "cpp")
@@ -113,6 +115,8 @@ def test_an_answer_compares_what_was_printed_and_shows_a_part():
     assert [answer(expecting, text)["success"] for text in ("1", "1 \n", "2")] == [True, True, False]
     assert not answer(expecting, "1", Outcome.ERROR)["success"] and answer(expecting, "2")["run_success"]
     assert answer(plain, "2")["success"] and not answer(plain, "1", Outcome.KILLED)["success"]
+    huge = code_judge.read_submission(submission(expected_output=" \ud800" * 10_000_000), derived.program())
+    assert len(pickle.dumps(huge)) < 10_000  # calls that wait hold no long text
     long = "0123456789" * 150
     assert answer(expecting, long)["stdout"] == long[:500] + mark(500) + long[-500:]
     assert answer(plain, long)["stdout"] == long

@@ -1,11 +1,13 @@
 """Random orders of events: every rollout ends exactly once, nothing is lost, nothing starves, nothing leaks."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.records import Cancel, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Cancel, NeverFits, Quarantined, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
 REPLICAS = ("r0", "r1", "r2")
@@ -119,7 +121,7 @@ class World:
                 generated_tokens=load.generated_tokens,
                 turn=load.turn,
             )
-            self.balancer.report(self.home[name], [report])
+            self.report(self.home[name], report)
         elif kind == "finish" and name:
             self.finish(name, number)
         elif kind in ("die", "leave") and replica in self.balancer.state.replicas:
@@ -141,8 +143,13 @@ class World:
         elif kind == "pause" and replica in self.balancer.state.replicas:
             self.balancer.set_serving(replica, number % 2 == 0)
         elif kind == "nonsense" and replica in self.balancer.state.replicas:
-            self.balancer.report(replica, load=ReplicaLoad(kv_used_tokens=10_000))
+            with pytest.raises(Quarantined):
+                self.balancer.report(replica, load=ReplicaLoad(kv_used_tokens=10_000))
         self.decide()
+
+    def report(self, replica: str, turn: TurnReport) -> None:
+        with suppress(Quarantined):  # by an earlier report
+            self.balancer.report(replica, [turn])
 
     def finish(self, name: str, number: int) -> None:
         load = self.grown(name, number % 90)
@@ -158,10 +165,10 @@ class World:
         other = next(replica for replica in REPLICAS if replica != holder)
         before = self.balancer.snapshot().finished
         if other in self.balancer.state.replicas:
-            self.balancer.report(other, [end])
+            self.report(other, end)
         assert self.balancer.snapshot().finished == before, "accepted from a replica that does not hold it"
-        self.balancer.report(holder, [end])
-        self.balancer.report(holder, [end])
+        self.report(holder, end)
+        self.report(holder, end)
         assert self.balancer.snapshot().finished == before + 1, "ended twice, or not at all"
         del self.live[name]
         self.ended.append(name)
@@ -174,7 +181,7 @@ class World:
             self.decide()
             number += 1
         snapshot = self.balancer.snapshot()
-        if working := [r.replica_id for r in snapshot.replicas if r.serving and r.quarantine is None]:
+        if working := [replica.replica_id for replica in self.balancer.state.open()]:
             assert set(snapshot.too_large) == self.live.keys(), "they wait for ever while every replica is empty"
             assert not any(self.could_hold(replica, load) for replica in working for load in self.live.values())
 

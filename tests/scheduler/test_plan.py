@@ -10,7 +10,7 @@ import pytest
 
 from actors.weights.buckets import WeightEntry, plan_buckets, size_of
 from actors.weights.model_parameters import linear_layers, parameter_shapes
-from recipes.plan import PlanConfig, by_staleness, checkpoints, of_scale, parsed, plan, report, staleness_line
+from recipes.plan import PlanConfig, by_staleness, checkpoints, main, of_scale, parsed, plan, report, staleness_line
 from rstar_ray.algorithm.state_bytes import rank_bytes
 from rstar_ray.config import CheckpointConfig, LearnerConfig, RunConfig
 from rstar_ray.errors import ConfigError
@@ -319,6 +319,27 @@ def test_a_plan_is_made_for_the_model_in_a_folder_or_says_that_there_is_none(tmp
         plan(PlanConfig(model=str(tmp_path / "absent")))
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ("--gpus 0", 2, "error: --gpus: must be above 0 and finite (got 0). Hint: "),
+        ("--scale tiny", 2, "error: --scale: tiny has no GPUs to plan for. Hint: "),
+        ("--dry-run", 2, "error: --dry-run: needs a scale, whose actors it places. Hint: "),
+        ("--model {config}", 2, "error: --model: {config}: no JSON object. Hint: "),
+        ("--gpus 1 --gpu-memory-gb 24", 1, ""),
+    ],
+)
+def test_a_refused_option_and_a_model_that_does_not_fit_have_different_exit_statuses(
+    options: str, status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config.json").write_text("[]")
+    known = {"config": tmp_path / "config.json"}
+    assert main(options.format(**known).split()) == status
+    shown = capsys.readouterr()
+    assert shown.err.startswith(said.format(**known)) and bool(shown.err) == (status == 2)
+    assert ("DOES NOT FIT" in shown.out) == (status == 1)
+
+
 def test_rollouts_of_later_steps_shorten_a_step_of_engines_and_learners_that_take_turns():
     placement = colocated()
     gpu, stage = Gpu(memory_gb=192.0), STAGES["stage1"]
@@ -364,6 +385,19 @@ def test_on_separate_gpus_a_draw_begins_when_the_step_a_staleness_before_has_end
     assert update_s < expected.generation.total_s / 2
     steps = stale_steps(QWEN3_14B, gpu, pools, expected, stage=alike, rollouts=8)
     assert steps[1] == pytest.approx(steps[0] / 2, rel=0.02) and steps[2] == pytest.approx(steps[0] / 3, rel=0.04)
+
+
+def test_a_step_with_one_rollout_per_replica_takes_as_long_as_its_longest():
+    uneven = StageShape(
+        max_response_tokens=2_000, max_turns=1, mean_response_tokens=1_005,
+        recorded=(TraceRollout("a", 100, (TraceTurn(10),)), TraceRollout("b", 100, (TraceTurn(2_000),))),
+    )  # fmt: skip
+    gpu, pools = Gpu(memory_gb=192.0), apart(shared(8), 4, 4)
+    one, two = (
+        plan_pools(QWEN3_14B, gpu, pools, stage=uneven, rollouts=4 * each).expected.generation.total_s
+        for each in (1, 2)
+    )
+    assert one == pytest.approx(two, rel=0.1)
 
 
 def test_on_separate_gpus_no_step_is_shorter_than_the_learners_part():

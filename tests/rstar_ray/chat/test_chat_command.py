@@ -32,7 +32,7 @@ EACH = "{% for m in messages %}"
         ),
         (
             "{{ strftime_now('%f') }}" + EACH + TURN + OPENS,
-            ["note: SFT leaves conversations such as this out: the chat template changes earlier text"],
+            ["note: SFT excludes such conversations: the chat template changes earlier text"],
         ),
     ],
 )

@@ -52,13 +52,13 @@ def as_one_text(chat: TokenizerChat, text: str) -> list[int]:
         ("llama-2", "hermes", ["results           in a message of the user", "a turn ends       ' </s>'"]),
         ("phi-4", "hermes", ["a turn begins     '<|assistant|>'", "tools             described in the system text"]),
         ("gemma-3", "hermes", ["a turn ends       '<end_of_turn>'"]),
-        ("deepseek-3.1", "deepseek", ["thinks            no: the prompt closes <think>", "--chat.thinking switches"]),
+        ("deepseek-3.1", "deepseek", ["reasoning         no: the prompt closes <think>", "--chat.thinking switches"]),
         ("no-system-no-tools", "hermes", ["system text       before the first question"]),
         ("names-the-tool", "hermes", ["results           as the template writes them"]),
         ("adds-bos", "hermes", ["note: the tokenizer begins texts with '<s>', the template does not"]),
         ("cohere", "hermes", ["system text       in a separate turn"]),
         ("lfm2", "hermes", ["tools             shown by the template", "written by rstar_ray"]),
-        ("nemotron", "qwen_xml", ["thinks            in <think>, which the prompt opens"]),
+        ("nemotron", "qwen_xml", ["reasoning         in <think>, which the prompt opens"]),
     ],
 )
 def test_a_shape_is_reported(
@@ -67,7 +67,7 @@ def test_a_shape_is_reported(
     assert main([str(folder_of(name, tmp_path))]) == 0
     printed = capsys.readouterr().out
     assert [line for line in [f"calls             {syntax},", *said] if line not in printed] == []
-    assert "⟦" in printed and "note: SFT leaves" not in printed
+    assert "⟦" in printed and "note: SFT excludes" not in printed
 
 
 @pytest.mark.parametrize("name", SHAPES)

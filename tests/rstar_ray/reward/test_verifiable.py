@@ -65,10 +65,15 @@ FOLLOWED = [
 
 @pytest.mark.parametrize(("name", "asked", "follows", "does_not"), FOLLOWED)
 def test_an_instruction_is_verified(name: str, asked: dict, follows: str, does_not: str):
-    one = read_instructions(json.dumps([{"name": name, "asked": asked}]))
+    one = read_instructions(json.dumps([{"name": name, "kwargs": asked}]))
     assert share_followed(follows, one) == 1.0
     assert share_followed(does_not, one) == 0.0
     assert share_followed("  ", one) == 0.0  # nothing said follows nothing
+
+
+def test_the_key_of_version_0_2_is_read_too():
+    truth = '[{"name": "length_constraints:number_words", "%s": {"num_words": 3}}]'
+    assert read_instructions(truth % "asked") == read_instructions(truth % "kwargs")
 
 
 def test_every_check_is_tried():
@@ -82,8 +87,9 @@ def test_every_check_is_tried():
         ("[]", "holds no list of instructions"),
         ('{"name": "punctuation:no_comma"}', "holds no list of instructions"),
         ('[{"name": "be:nice"}]', "asks for 'be:nice', which nothing here verifies"),
-        ('[{"name": "length_constraints:number_words", "asked": {"num_words": null}}]', "without num_words"),
-        ('[{"name": "keywords:existence", "asked": {"keywords": "one"}}]', "without keywords"),
+        ('[{"name": "length_constraints:number_words", "kwargs": {"num_words": null}}]', "without num_words"),
+        ('[{"name": "keywords:existence", "kwargs": {"keywords": "one"}}]', "without keywords"),
+        ('[{"name": "keywords:existence", "kwargs": ["one"]}]', "kwargs that are no object"),
     ],
 )
 def test_a_truth_that_says_nothing_verifiable_is_refused(truth: str, message: str):
@@ -148,6 +154,6 @@ def test_sentences_end_where_they_end():
     ],
 )
 def test_an_answer_is_also_taken_loosely(names: list[str], answer: str, strict: float, loose: float):
-    asked = read_instructions(json.dumps([{"name": name, "asked": {}} for name in names]))
+    asked = read_instructions(json.dumps([{"name": name, "kwargs": {}} for name in names]))
     assert share_followed(answer, asked) == strict
     assert share_followed(answer, asked, loosely=True) == loose

@@ -31,6 +31,8 @@ async def odd(text: str) -> Any:
             raise ToolFailed("no such thing")
         case "raise":
             raise KeyError("x")
+        case "exit":
+            raise SystemExit(2)
         case "hang":
             await asyncio.Event().wait()
         case "late":
@@ -53,6 +55,7 @@ async def odd(text: str) -> Any:
         ("fail", Outcome.ERROR, "no such thing"),
         ("raise", Outcome.ERROR, "Error: KeyError: 'x'"),
         ("late", Outcome.ERROR, "Error: TimeoutError: of its own"),
+        ("exit", Outcome.ERROR, "Error: RuntimeError: SystemExit: 2"),
         ("hang", Outcome.TIMEOUT, "Error: no answer within 0.05 s."),
         ("number", Outcome.ERROR, "Error: the tool gave int, not text."),
     ],
@@ -105,6 +108,19 @@ class Forgetful(Joined):
     snapshot = None  # type: ignore[assignment]
 
 
+class Exits(Joined):
+    def __init__(self, problem: Problem, snapshot: str | None) -> None:
+        super().__init__(problem, snapshot)
+        if problem.id == "exits":
+            raise SystemExit(3)
+
+    def snapshot(self) -> str:
+        raise SystemExit(4)
+
+    async def close(self) -> None:
+        raise SystemExit(5)
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     Joined.made.clear()
@@ -120,6 +136,16 @@ async def say(
 ) -> HostAnswer:
     call = HostCall(arguments={"text": text}, rollout_id=rollout_id, holder=holder, problem=PROBLEM, memory=memory)
     return await host.call(call)
+
+
+async def test_a_state_that_exits_does_not_end_its_host():
+    host = host_of(Exits)
+    problem = replace(PROBLEM, id="exits")
+    made = await host.call(HostCall(arguments={"text": "a"}, rollout_id="r", problem=problem))
+    assert (made.outcome, made.text) == (Outcome.ERROR, "Error: RuntimeError: SystemExit: 3")
+    assert (await say(host, "a")).memory == ToolMemory(calls=1)
+    await host.end("r", "a")
+    assert host.num_states == 0
 
 
 async def test_each_rollout_has_a_separate_state_until_it_ends():

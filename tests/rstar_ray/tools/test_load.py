@@ -1,6 +1,7 @@
 """From `--tools.use` to tools; the examples of docs/tools.md are loaded and played."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,22 @@ def test_a_tool_whose_parts_could_not_be_called_is_refused(parts: str, complaint
     with pytest.raises(ConfigError) as refused:
         tool_specs(["parts:tool"], str(folder))
     assert complaint in str(refused.value)
+
+
+def test_a_module_may_print_any_bytes_and_its_processes_end_with_its_import(folder: Path):
+    starts = """
+import pathlib, subprocess, sys
+sys.stdout.buffer.write(b"caf\\xe9\\n"), sys.stderr.buffer.write(b"caf\\xe9\\n")
+background = subprocess.Popen(["sleep", "300"])
+pathlib.Path(__file__).with_suffix(".pid").write_text(str(background.pid))
+"""
+    (folder / "starts.py").write_text(f"{starts}{PARTS}\ntool = made(function=function)\n")
+    assert [spec.name for spec in tool_specs(["starts:tool"], str(folder))] == ["t"]
+    process = Path("/proc") / (folder / "starts.pid").read_text() / "stat"
+    end = time.monotonic() + 60
+    while process.exists() and ") Z " not in process.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_module_may_print_at_its_exit(folder: Path):
