@@ -236,7 +236,7 @@ def composed_problems(seed: int, split: Split, per_family: int, families: Sequen
 
 
 def training_problems(seed: int, *, prefixes: bool = False) -> list[Problem]:
-    """Half composed problems, half of the families in SFT; with `prefixes` 40 % composed, 40 % prefixes, 20 % of SFT."""
+    """Half composed problems, half of families in SFT; with `prefixes` 40 % composed, 40 % prefixes, 20 % of SFT."""
     composed = composed_problems(seed, Split.TRAIN, PER_FAMILY)
     if not prefixes:
         return composed + generate_problems(seed, Split.TRAIN, SHOWN)
