@@ -78,10 +78,11 @@ def python_arguments(command: Sequence[str]) -> list[str]:
     """The arguments of Python that run a recipe, which is a file or a command of `rstar`.
 
     >>> python_arguments(["recipes/train.py", "--steps", "3"]), python_arguments(["stage", "1"])
-    (['recipes/train.py', '--steps', '3'], ['-m', 'recipes', 'stage', '1'])
+    (['recipes/train.py', '--steps', '3'], ['-P', '-m', 'recipes', 'stage', '1'])
     """
     names = {name.partition(" ")[0] for name in COMMANDS}
-    return ["-m", "recipes", *command] if command[0] in names else [*command]
+    # -P: a package `recipes` of the current folder is not ours
+    return ["-P", "-m", "recipes", *command] if command[0] in names else [*command]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -307,7 +307,7 @@ def _refill(
     They are drawn by (seed, stage, step, round) from all that this step does not have yet. Unlike in DAPO, their number
     depends on the rewards alone and not on which rollouts finish first.
     """
-    telling = sum(has_signal(resample(group, config, step), config) for group in groups)
+    telling = sum(has_signal(resample(group, config, step)) for group in groups)
     there = {request.problem.id for request in requests}
     others = [problem for problem in problems if problem.id not in there]
     rng = named_generator(config.seed, config.stage, "refill", step, refill)

@@ -307,11 +307,9 @@ def resample(group: Group, config: RunConfig, step: int) -> Group:
     return [group[i] for i in kept_indices(summaries, config.algorithm, rng, config.own_folder)]
 
 
-def has_signal(kept: Group, config: RunConfig) -> bool:
-    """Whether the kept rewards of a group differ, without the penalty of `--algorithm.overlong-buffer`.
-
-    With equal rewards the built-in rules give advantages of 0; where only the penalty differs, a division by the
-    standard deviation would make the smallest penalty an advantage of full size.
+def has_signal(kept: Group) -> bool:
+    """Whether the kept rewards of a group differ, without the penalty of `--algorithm.overlong-buffer`: a division by
+    the standard deviation would make the smallest difference of penalties an advantage of full size.
     """
     return rewards_differ([rollout.summary.reward for rollout in kept])
 
@@ -320,7 +318,7 @@ def training_rows(groups: Sequence[Group], config: RunConfig) -> list[TrainingRo
     """Each kept trajectory, by its lines, with its advantage in the kept group (Eq. 7), without groups of no signal."""
     rows: list[TrainingRow] = []
     for group in groups:
-        if not group or (config.algorithm.reject_equal_reward and not has_signal(group, config)):
+        if not group or (config.algorithm.reject_equal_reward and not has_signal(group)):
             continue
         summaries = [rollout.summary for rollout in group]
         rewards = [_shaped_reward(summary, config) for summary in summaries]

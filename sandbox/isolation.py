@@ -66,12 +66,15 @@ def choose_first_uid(uid_map: str | None = None) -> int:
     """A random first uid for the programs of one pool of root: pools that share a uid share its limit of processes.
 
     A container with a user namespace may have only 65,536 uids; then it is in their third quarter, above the accounts.
+    With too few for a pool it is one that is not mapped, with which no server starts.
     """
     lines = (uid_map or Path("/proc/self/uid_map").read_text("ascii")).splitlines()
     start, _, length = max(([int(field) for field in line.split()] for line in lines), key=lambda mapped: mapped[2])
     if start <= FIRST_UID and start + length >= FIRST_UID + NUM_UIDS:
         return FIRST_UID + secrets.randbelow(NUM_UIDS - POOL_UIDS)
-    return start + length // 2 + secrets.randbelow(max(length // 4, 1))
+    if length < 4 * POOL_UIDS:
+        return FIRST_UID
+    return start + length // 2 + secrets.randbelow(length // 4)
 
 
 def jail_spec(level: IsolationLevel, first_uid: int) -> JailSpec:

@@ -91,14 +91,20 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
 
             return as_surrogate(made, arguments[0])
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
-            if kind == "loss":
-                from rstar_ray.algorithm.surrogate import DEVICE_FAULTS
-
-                if isinstance(failed, DEVICE_FAULTS):
-                    raise
+            if _of_device(kind, failed):
+                raise
             raise RStarError(f"--algorithm.{kind} {name}: {one_line(failed)}") from failed
 
     return named
+
+
+def _of_device(kind: Kind, failed: BaseException) -> bool:
+    """Whether a device or a connection failed, and a user's loss was only where it appeared."""
+    if kind != "loss":
+        return False
+    from rstar_ray.algorithm.surrogate import DEVICE_FAULTS
+
+    return isinstance(failed, DEVICE_FAULTS)
 
 
 def _said(failed: BaseException, kind: Kind, algorithm: AlgorithmConfig) -> str:
@@ -166,6 +172,8 @@ def check_rules(algorithm: AlgorithmConfig, own_folder: str, kinds: Sequence[Kin
                 test = partial(_try, kind, algorithm, own_folder)
                 asyncio.run(in_thread(test, TESTED_WITHIN_S, waiter="the test", owner=name, reason="made-up data"))
         except (Exception, SystemExit) as failed:  # of any kind: it is the user's code
+            if device is not None and _of_device(kind, failed):
+                raise
             problem = f"it fails on made-up data ({_said(failed, kind, algorithm)})"
             late = isinstance(failed, DeadlineExceeded)
             hint = "a rule must return" if late else _advice(kind, algorithm, own_folder, device or "cpu")

@@ -38,7 +38,7 @@ def room_for_connections(other_descriptors: int = 0) -> int:
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     open_now = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 128  # noqa: PTH208
-    return max(min(hard - open_now - other_descriptors - RESERVED, MOST), 8)
+    return max(min(hard - open_now - other_descriptors - RESERVED, MOST), hard // 8)
 
 
 class Connection(asyncio.Protocol):

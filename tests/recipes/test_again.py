@@ -41,7 +41,7 @@ def test_it_gives_up_after_early_failures_in_a_row():
 
 
 def test_a_recipe_is_a_file_or_a_command_of_rstar():
-    assert python_arguments(["train", "--steps", "3"]) == ["-m", "recipes", "train", "--steps", "3"]
+    assert python_arguments(["train", "--steps", "3"]) == ["-P", "-m", "recipes", "train", "--steps", "3"]
     assert python_arguments(["recipes/train.py", "--steps", "3"]) == ["recipes/train.py", "--steps", "3"]
 
 

@@ -147,7 +147,7 @@ def test_a_group_of_equal_rewards_has_no_signal_though_one_rollout_is_penalised_
         )
         for sibling in range(4)
     ]
-    assert not has_signal(group, config)
+    assert not has_signal(group)
 
 
 def test_skipping_solved_problems_is_refused_where_they_end_the_stage():
@@ -162,7 +162,7 @@ def keeps_a_signal(recipe: Recipe, *options: str) -> bool:
         FinishedRollout(summary=summary("g", sibling, reward=float(sibling > 0)), ref=TrajectoryRef([], 0))
         for sibling in range(config.algorithm.num_rollouts)
     ]
-    return has_signal(resample(rollouts, config, 1), config)
+    return has_signal(resample(rollouts, config, 1))
 
 
 @pytest.mark.parametrize(
