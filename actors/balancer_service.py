@@ -183,7 +183,8 @@ class BalancerService:
     def _close_queue(self, replica_id: str) -> None:
         """End the replica's open poll: the replica must register."""
         if (queue := self._queues.pop(replica_id, None)) is not None:
-            queue.close(UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again"))
+            removed = UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again")
+            queue.close(removed, discard=True)
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def wake(self) -> None:

@@ -144,9 +144,11 @@ class AckedQueue(Generic[T]):
         self._items.append(item)
         self._changed.set()
 
-    def close(self, fault: BaseException) -> None:
-        """Every `take`, an open one included, raises this fault once no items are left."""
+    def close(self, fault: BaseException, *, discard: bool = False) -> None:
+        """Every `take`, an open one included, raises this fault once no items are left; `discard` leaves none."""
         self._fault = fault
+        if discard:
+            self._items.clear()
         self._changed.set()
 
     async def take(self, acknowledged: int, wait_s: float) -> Batch[T]:

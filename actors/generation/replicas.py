@@ -196,9 +196,10 @@ class Replicas:
         log.info(f"{replica.name} was lost ({reason}) and starts again")
         self._meter.add("rstar_losses_total", 1, part="replica")
         if replica.losses.exceeded:
+            last = f"{reason}: {lost}" if _is_gone(lost) else reason
             raise RStarError(
                 f"{replica.name} was lost {replica.losses.in_a_row} times without a rollout that ended in between, or "
-                f"{HEALTHY_AFTER_S:g} s of serving, the last time by {type(lost).__name__}: {lost}"
+                f"{HEALTHY_AFTER_S:g} s of serving, the last time by {last}"
             )
         if not _is_gone(lost):
             await replica.restart()

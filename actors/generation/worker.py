@@ -299,6 +299,9 @@ class GenerationWorker:
         except EngineError as died:
             moves = True
             await self._end(died)
+        except asyncio.CancelledError:
+            moves = self._ends_by is not None  # its next replica takes its tools over
+            raise
         finally:
             if not moves:
                 tools.close()
@@ -410,6 +413,8 @@ class GenerationWorker:
         await self._journal.flush()
         for resident in [*self._residents.values()]:
             self._hand_back(resident.state)
+            if resident.task is not asyncio.current_task():  # the engine may work, and another replica plays it now
+                resident.task.cancel()
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers a report that does not arrive
             words = self._report(self._outbox.after(self._unsent))  # with ended rollouts, which must not be repeated
             await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last report")

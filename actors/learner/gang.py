@@ -347,7 +347,7 @@ class Learner:
 
     async def _gathered(self, asked: Sequence[Awaitable[R]]) -> list[R]:
         """The ranks' results. The first failure stops all ranks: the others wait for that rank in a collective."""
-        calls = [asyncio.ensure_future(call) for call in asked]
+        calls, ranks = [asyncio.ensure_future(call) for call in asked], self._ranks
         try:
             return list(await asyncio.gather(*calls))
         except ConfigError:
@@ -356,7 +356,8 @@ class Learner:
             raise
         except (LearnerError, DeadlineExceeded) as failed:
             lost = await _loss_behind(failed, calls)
-            self._end_ranks()
+            if self._ranks is ranks:  # a call that outlived its ranks does not stop those that were started since
+                self._end_ranks()
             if lost is not None and lost is not failed:
                 raise lost from failed
             raise

@@ -223,18 +223,22 @@ async def test_a_replica_in_quarantine_hands_its_rollouts_back_and_ends_with_the
 
         async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
             if not asked["request_id"].endswith("turn-0"):
-                await asyncio.Event().wait()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    stopped.append(asked["request_id"])
             return await super().generate(prompt_ids, **asked)
 
         def load(self) -> ReplicaLoad:
             return ReplicaLoad(kv_used_tokens=10**9)
 
-    balancer, ended = BalancerService(), asyncio.Event()
+    balancer, ended, stopped = BalancerService(), asyncio.Event(), list[str]()
     async with serving(balancer, engine=Odd(SkilledPolicy(slip=1.0)), die=ended.set) as one:
         await submit(balancer, requests(4))
         with pytest.raises(Quarantined, match="generation/0 is in quarantine: it reports 1000000000 KV tokens"):
             await asyncio.wait_for(one.take_finished(60, 0), 60)
         await asyncio.wait_for(ended.wait(), 60)
+        assert stopped  # another replica plays them now
         async with serving(balancer, "generation/1") as healthy:
             found = await collect(healthy, 4)
         stays = [end.placements[-1] for end in found.values() if isinstance(end, TrajectorySummary)]

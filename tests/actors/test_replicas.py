@@ -651,14 +651,22 @@ async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run
         await run.replicas.publish(replace(SENT, took=wrong))
 
 
-async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through_its_rollouts(run: Run):
+@pytest.mark.parametrize("named", [False, True])
+async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through_its_rollouts(run: Run, named: bool):
+    def lose() -> None:
+        if named:
+            run.second.fail(EngineError("no step for 300 s"))
+        else:
+            run.second.kill()
+
     rollouts = run.replicas.rollouts.run([request(problem) for problem in adding_problems(1)])
     first = asyncio.ensure_future(anext(rollouts))
     for time in range(MAX_LOSSES_IN_A_ROW):
-        run.second.kill()
+        lose()
         await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
-    run.second.kill()
-    with pytest.raises(RStarError, match=f"lost {MAX_LOSSES_IN_A_ROW + 1} times without a rollout"):
+    lose()
+    last = "no step for 300 s" if named else "ActorUnavailableError: .* it restarts"
+    with pytest.raises(RStarError, match=f"lost {MAX_LOSSES_IN_A_ROW + 1} times without a rollout.*{last}"):
         await asyncio.wait_for(first, 60)
 
 
