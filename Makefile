@@ -64,7 +64,7 @@ test: $(READY)  ## The tests that run on a CPU, without journeys
 	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
-test-journeys: $(READY)  ## Journeys of a user, in minutes: the recipe, killed and resumed; a base model that becomes a served agent; the wheel by itself
+test-journeys: $(READY)  ## End-to-end journeys of a user (minutes): the recipe, killed and resumed; a base model that becomes a served agent; the wheel by itself
 	$(BIN)/python -m pytest -q -m "journey and not slow" --numprocesses 2 $(ARGS)
 
 test-all: $(READY)  ## What CI runs: the tests that run on a CPU, and the journeys

@@ -1,6 +1,6 @@
 """An agent of your own in training: OpenAI's client, one tool, and the loop in between.
 
-python recipes/stage1.py --agent.run examples.train_agent:solve --run-dir runs/agent
+python recipes/stage1.py --agent.run examples.train_agent:solve --run-dir runs/example-agent
 
 It does what the built-in loop does with the tool `python`, so the same seed trains the same tokens. Start from it: the
 messages, the tools and the loop are yours; return a reward, or None for the configured one (docs/agents.md).

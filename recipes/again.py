@@ -5,8 +5,8 @@ rstar again train --run-dir runs/mine
 ray job submit --address http://127.0.0.1:8265 --working-dir . -- python recipes/again.py recipes/stage1.py \\
     --run-dir runs/job
 
-It ends with the exit status of the last process: when the run is done, was refused, had no usable updates or was
-stopped, and after five failures in a row that each came within ten minutes of a start.
+It stops when the run is done, refused, without usable updates, or stopped by the user, and after five failures in a
+row that each came within ten minutes of a start. It returns the last exit status.
 """
 
 import ctypes
@@ -97,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         end = run_process([sys.executable, *python_arguments(command)])
         if not policy.should_restart(end, time.monotonic() - started_s):
             return end.status if end.status >= 0 else 128 - end.status
-        print(f"{command[0]} failed (exit status {end.status}) and is started again", flush=True)
+        cause = f"exit status {end.status}" if end.status >= 0 else f"signal {-end.status}"
+        print(f"{command[0]} failed ({cause}) and is started again", flush=True)
 
 
 if __name__ == "__main__":

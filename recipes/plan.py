@@ -143,11 +143,11 @@ class PlanConfig:
             raise ConfigError("--nodes", f"must be at least 0 (got {self.nodes})", "0 uses the scale's nodes")
         for option, number in (("--gpus", self.gpus), ("--gpu-memory-gb", self.gpu_memory_gb or 1)):
             if not 0 < number < math.inf:
-                raise ConfigError(option, f"must be above 0 and finite (got {number:g})", "see --help for its unit")
+                raise ConfigError(option, f"must be above 0 and finite (got {number:g})", "give a positive number")
         self.run()
         if self.gpus % self.tensor_parallel:
             problem = f"not a multiple of --tensor-parallel {self.tensor_parallel} (got {self.gpus})"
-            raise ConfigError("--gpus", problem, "an engine uses that many GPUs")
+            raise ConfigError("--gpus", problem, "give a multiple of it, or lower --tensor-parallel")
 
     def run(self) -> RunConfig:
         """The settings of the planned run. Raises `ConfigError` by the option's name here."""
@@ -287,7 +287,7 @@ def shape_of(model: str) -> ModelShape:
     try:
         return read_model(path)
     except ValueError as unknown:
-        raise ConfigError("--model", str(unknown), "give a dense model") from unknown
+        raise ConfigError("--model", str(unknown), "check its config.json, or give another dense model") from unknown
 
 
 @lru_cache(maxsize=2)

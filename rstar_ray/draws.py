@@ -307,11 +307,14 @@ def _refill(
     They are drawn by (seed, stage, step, round) from all that this step does not have yet. Unlike in DAPO, their number
     depends on the rewards alone and not on which rollouts finish first.
     """
-    telling = sum(has_signal(resample(group, config, step)) for group in groups)
+    num_with_signal = sum(has_signal(resample(group, config, step)) for group in groups)
     there = {request.problem.id for request in requests}
     others = [problem for problem in problems if problem.id not in there]
     rng = named_generator(config.seed, config.stage, "refill", step, refill)
-    ordered, count = [others[int(i)] for i in rng.permutation(len(others))], max(0, config.prompts_per_step - telling)
+    ordered, count = (
+        [others[int(i)] for i in rng.permutation(len(others))],
+        max(0, config.prompts_per_step - num_with_signal),
+    )
     if mix := present(config.data.weights, ordered):
         counts = mix_counts(mix, count, rng)
         by_source = {name: [problem for problem in ordered if problem.family == name] for name in counts}

@@ -1,4 +1,4 @@
-"""The exit statuses of all commands, and the one line on the console with which a command ends.
+"""The exit statuses of all commands except `python -m sandbox`, and the last line that a command prints.
 
 0 done, or the status that the command returns; 1 failed; 2 refused before anything started; 3 ended because steps in a
 row had no usable update; 130 stopped by the user.

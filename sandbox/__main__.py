@@ -43,7 +43,7 @@ LONGEST_CALL_S = MOST_PROGRAM_S * CALL_ROOM
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
     level: Isolation = SandboxConfig().level
-    """required isolation; `landlock` still prefers namespaces, `process` is for trusted programs only"""
+    """required isolation; `landlock` uses namespaces where it can, `process` is for trusted programs only"""
     workers: int = 0
     """concurrent programs; 0 is one per core"""
 

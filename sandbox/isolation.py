@@ -66,7 +66,7 @@ def choose_first_uid(uid_map: str | None = None) -> int:
     """A random first uid for the programs of one pool of root: pools that share a uid share its limit of processes.
 
     A container with a user namespace may have only 65,536 uids; then it is in their third quarter, above the accounts.
-    With too few for a pool it is one that is not mapped, with which no server starts.
+    If fewer than 16,384 are mapped, it is one that is not: no server can start then.
     """
     lines = (uid_map or Path("/proc/self/uid_map").read_text("ascii")).splitlines()
     start, _, length = max(([int(field) for field in line.split()] for line in lines), key=lambda mapped: mapped[2])

@@ -190,8 +190,9 @@ class SandboxPool:
     ) -> ExecutionResult:
         """Run one program; `caller` shares the pool fairly with others.
 
-        `deadline_s` bounds the whole call, queue included (default: the pool's), but never below the program's wall
-        time limit. Cancelling the call ends the program. Raises SandboxFull, SandboxLate, SandboxLost or SandboxClosed.
+        `deadline_s` (seconds) bounds the whole call, queue included (default: the pool's), but never below 1.1 times
+        the program's wall time limit. Cancelling the call ends the program. Raises SandboxFull, SandboxLate,
+        SandboxLost or SandboxClosed.
         """
         return await self.submit(request, caller, deadline_s=deadline_s)
 

@@ -151,7 +151,8 @@ class Balancer:
 
     # -- policy versions and learned state ------------------------------------------------------------------------
     def set_policy_version(self, policy_version: int) -> None:
-        """All replicas serve this version; lengths learned under another version lose weight, once if repeated."""
+        """All replicas serve this version: lengths learned under earlier ones lose weight. A repeated call changes
+        nothing."""
         if self._learner is not None and policy_version != self._policy_version:
             self._learner.new_policy_version()
         self._policy_version = policy_version

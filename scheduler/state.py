@@ -196,7 +196,7 @@ class State(Counters):
         return rollout
 
     def end_rollout(self, rollout_id: str, replica_id: str) -> None:
-        """Forget a rollout, except that its replica still judges it, or has its result for the driver."""
+        """Remove a finished rollout; remember its replica, which still judges it or holds its result for the driver."""
         del self.rollouts[rollout_id]
         self.finished += 1
         self.ended[rollout_id] = replica_id

@@ -46,7 +46,7 @@ class Replica(Service[GenerationActor]):
         super().__init__(handle, name, silent_s=silent_s, start_patience=START_PATIENCE)
         self.start_deadline_s = start_deadline_s
         self.losses = LossBudget(MAX_LOSSES_IN_A_ROW)
-        self.has_served = False  # a process of it; until then a failed start is not repeated
+        self.has_served = False  # in any of its processes; before, a failed start ends the run
         self.returned = False  # since a publish began; the new process lacks weights sent to the old one
 
 

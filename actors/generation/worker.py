@@ -168,7 +168,7 @@ class GenerationWorker:
         assert self._facts is not None, "start() comes before serve()"
         facts = self._facts
 
-        def as_now() -> Registration:
+        def current_registration() -> Registration:
             return Registration(
                 replica_id=self._replica_id,
                 kv_capacity_tokens=facts.kv_capacity_tokens,
@@ -180,7 +180,7 @@ class GenerationWorker:
             )
 
         # Built again at each try: a rollout that has ended since would stay in the balancer.
-        for rollout_id in await self._ask(lambda b: b.register(as_now()), "register"):
+        for rollout_id in await self._ask(lambda b: b.register(current_registration()), "register"):
             self._cancel(rollout_id)
 
     async def _follow_orders(self) -> None:
@@ -413,7 +413,7 @@ class GenerationWorker:
         await self._journal.flush()
         for resident in [*self._residents.values()]:
             self._hand_back(resident.state)
-            if resident.task is not asyncio.current_task():  # the engine may work, and another replica plays it now
+            if resident.task is not asyncio.current_task():  # the engine may work, and another replica runs it now
                 resident.task.cancel()
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers a report that does not arrive
             words = self._report(self._outbox.after(self._unsent))  # with ended rollouts, which must not be repeated

@@ -169,13 +169,13 @@ class CollectiveTransfer:
     def _begin(self, engines: Sequence[EngineLine], version: int, plan: BucketPlan) -> None:
         """Begin on every engine. Raises `RStarError` if one fails, after ending the update on those that have begun."""
         beginning, reason = [(line, line.begin(version, plan)) for line in engines], "beginning an update"
-        wait([of for _, of in beginning], self._deadline_s)  # an engine that is beginning cannot end yet
+        wait([future for _, future in beginning], self._deadline_s)  # an engine that is beginning cannot end yet
         begun, failures = list[EngineLine](), list[RStarError]()
-        for line, of in beginning:
+        for line, future in beginning:
             try:
-                if not of.done():
+                if not future.done():
                     raise DeadlineExceeded("learner", line.seat.name, reason, self._deadline_s)
-                answer(of, 0, owner=line.seat.name, reason=reason)
+                answer(future, 0, owner=line.seat.name, reason=reason)
                 begun.append(line)
             except RStarError as failed:
                 failures.append(failed)

@@ -74,7 +74,7 @@ class Loading(IPCWeightTransferEngine):
     init_info_cls: Any = Meet
     update_info_cls: Any = Parcel
     counted: CountedModel
-    received: bool  # a parcel of the version
+    received: bool  # whether a parcel of this version has arrived
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

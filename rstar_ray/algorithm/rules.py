@@ -99,7 +99,7 @@ def _imported(kind: Kind, name: str, own_folder: str) -> Callable[..., Any]:
 
 
 def _of_device(kind: Kind, failed: BaseException) -> bool:
-    """Whether a device or a connection failed, and a user's loss was only where it appeared."""
+    """Whether the error is a fault of a device or a connection that surfaced in a user's loss."""
     if kind != "loss":
         return False
     from rstar_ray.algorithm.surrogate import DEVICE_FAULTS

@@ -139,7 +139,7 @@ class RunConfig:
         require(
             not (self.until == "solved" and self.data.skip_solved),
             "--data.skip-solved",
-            "excludes solved problems from the draws, by which --until solved counts them",
+            "cannot be combined with --until solved, which counts solved problems among the drawn ones",
             "omit one of them, or give --until steps",
         )
         require(

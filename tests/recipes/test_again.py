@@ -50,7 +50,7 @@ def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: py
     program.write_text(f"{COUNTS}\nimport os\nif len(p.read_text()) < 3: os.kill(os.getpid(), 9)")
     assert main([str(program), str(lives)]) == 0
     assert lives.read_text() == "xxx"
-    assert capsys.readouterr().out == f"{program} failed (exit status -9) and is started again\n" * 2
+    assert capsys.readouterr().out == f"{program} failed (signal 9) and is started again\n" * 2
 
 
 def test_a_run_that_learned_nothing_is_not_started_again(tmp_path: Path):

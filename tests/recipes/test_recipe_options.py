@@ -152,7 +152,7 @@ def test_a_group_of_equal_rewards_has_no_signal_though_one_rollout_is_penalised_
 
 def test_skipping_solved_problems_is_refused_where_they_end_the_stage():
     line = refusal("--until", "solved", "--data.skip-solved", "20")
-    assert line.startswith("--data.skip-solved: excludes solved problems from the draws")
+    assert line.startswith("--data.skip-solved: cannot be combined with --until solved")
 
 
 def keeps_a_signal(recipe: Recipe, *options: str) -> bool:
