@@ -277,7 +277,7 @@ def show_dry_run(config: PlanConfig) -> int:
 
 
 def shape_of(model: str) -> ModelShape:
-    """Of the model in a folder. Raises `ConfigError` where there is none, or where it cannot be planned."""
+    """Of the model in a folder. Raises `ConfigError` if it does not exist or cannot be planned."""
     if not model:
         return QWEN3_14B
     path = local_folder(model, weights=False)
@@ -537,11 +537,11 @@ def row(config: PlanConfig, model: ModelShape, placement: PoolPlan) -> dict[str,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_status_of(lambda: show_plan(sys.argv[1:] if argv is None else argv), expected=_is_about_the_plan)
+    return exit_status_of(lambda: show_plan(sys.argv[1:] if argv is None else argv), expected=_is_expected)
 
 
-def _is_about_the_plan(failed: Exception) -> bool:
-    """Whether the planner cannot compute it, or a file cannot be read."""
+def _is_expected(failed: Exception) -> bool:
+    """Whether the settings cannot be planned, or a file cannot be read; anything else is a fault of the planner."""
     return isinstance(failed, ValueError | OSError)
 
 

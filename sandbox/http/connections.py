@@ -30,7 +30,7 @@ request_log.addFilter(_WithoutParserErrors())
 
 
 def room_for_connections(other_descriptors: int = 0) -> int:
-    """How many connections this process can hold open; lifts the soft limit.
+    """How many connections this process can hold open, at least an eighth of the hard limit; lifts the soft limit.
 
     `other_descriptors`: needed in addition to those that are open now.
     """

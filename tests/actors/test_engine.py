@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from actors.generation.engine import Engine
 from actors.weights.buckets import WeightBucket, checksum
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import DeadlineExceeded, EngineError, RStarError
 from rstar_ray.trajectory import UNMODIFIED, Completion
 from scheduler.cost import placement_cost
 from tests import derived
@@ -199,6 +200,18 @@ async def test_a_request_that_vllm_itself_refuses_ends_nothing_but_itself(
         unaware.setattr(engine, "_facts", replace(engine._facts, max_model_len=10**6))
         with pytest.raises(ValueError, match=r"the engine refused to complete request-\d+: .*1024"):
             await complete(engine, [2] * 1500)
+    assert (await complete(engine, prompts(1)[0])).token_ids
+
+
+async def test_a_completion_that_exceeds_its_deadline_ends_nothing_but_itself(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as hurried:
+        hurried.setattr(engine, "config", SimpleNamespace(completion_deadline_s=0.001))  # a run's minimum is 1 s
+        with pytest.raises(RStarError, match=r"waited 0\.001 s for vLLM") as late:
+            await complete(engine, prompts(1)[0], max_tokens=900)
+    assert not isinstance(late.value, DeadlineExceeded)  # which ends the worker
+    await until(lambda: engine.load().running == 0)
     assert (await complete(engine, prompts(1)[0])).token_ids
 
 

@@ -1,13 +1,10 @@
 """What a worker survives: a balancer that is wedged, a rollout that cannot be played, a disk that is full."""
 
-# pyright: reportPrivateUsage=false
-
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +12,15 @@ from ray.exceptions import RayTaskError
 
 from actors.balancer_service import BalancerService
 from actors.generation import worker as worker_module
-from actors.generation.engine import Engine
 from actors.generation.outbox import JournalWriter
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.chat.template import Reading
+from rstar_ray.errors import RStarError
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
-from tests import derived
 from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, serving, submit
-from tests.fakes import END, AddingSandbox, PlainTools, adding_problems, drained, request
+from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, request
 
 
 class Stopped:
@@ -94,32 +90,16 @@ async def test_a_balancer_that_is_stopped_while_a_worker_registers_is_asked_agai
 
 
 class OddEngine(FakeEngine):
-    """Finds something wrong with one rollout."""
+    """Fails for one rollout."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__()
+        self._fault = fault
 
     async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
         if asked["request_id"].startswith("r1/"):
-            raise ValueError("the engine refused to complete r1/turn-0: token id 9 is none of the vocabulary")
+            raise self._fault
         return await super().generate(prompt_ids, **asked)
-
-
-class LateEngine(FakeEngine):
-    """Samples the second rollout with a vLLM that does not complete it in time."""
-
-    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
-        if not asked["request_id"].startswith("r1/"):
-            return await super().generate(prompt_ids, **asked)
-        late = Engine(derived.engine(), Path("model"), stop_token_ids=[END])
-        late.config = SimpleNamespace(completion_deadline_s=0.01)  # type: ignore[assignment]
-        late._facts = await self.start()
-        late._sampling_params = lambda *_: None  # type: ignore[assignment]  # vLLM takes seconds to import
-        late._vllm._death = asyncio.get_running_loop().create_future()
-        late._vllm._llm = SimpleNamespace(errored=False, generate=unending)  # type: ignore[assignment]
-        return await late.generate(prompt_ids, **asked)
-
-
-async def unending(*_: Any, **__: Any) -> AsyncGenerator[Any]:
-    await asyncio.Event().wait()
-    yield
 
 
 class OddChat(WorkerChat):
@@ -150,8 +130,8 @@ async def odd_judge(completion: str, problem: Problem) -> Judgement:
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        pytest.param({"engine": OddEngine()}, "ValueError: the engine refused to complete r1/turn-0", id="refused"),
-        pytest.param({"engine": LateEngine()}, "RStarError: engine waited 0.01 s for vLLM", id="late"),
+        pytest.param({"engine": OddEngine(ValueError("token id 9"))}, "ValueError: token id 9", id="refused"),
+        pytest.param({"engine": OddEngine(RStarError("waited 9 s"))}, "RStarError: waited 9 s", id="late"),
         pytest.param({"chat": OddChat()}, "IndexError: met odd text", id="unread"),
         pytest.param({"tools": PlainTools(OddSandbox())}, "UnicodeEncodeError: 'utf-8' codec", id="uncalled"),
         pytest.param({"judge": odd_judge}, "RecursionError: an odd answer", id="unjudged"),
